@@ -1,0 +1,80 @@
+#include "lockstep/comm/communicator.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace lockstep::comm {
+
+Communicator::Communicator(int rank, int size, at::Device device, std::string name)
+    : rank_(rank), size_(size), device_(device), name_(std::move(name)) {}
+
+Work Communicator::AllReduce(at::Tensor tensor, ReduceOp op) {
+  return Submit({.kind = OperationKind::kAllReduce, .output = std::move(tensor), .op = op});
+}
+
+Work Communicator::AllGatherInto(at::Tensor output, at::Tensor input) {
+  return Submit({.kind = OperationKind::kAllGather,
+                 .input = std::move(input),
+                 .output = std::move(output)});
+}
+
+Work Communicator::ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op) {
+  return Submit({.kind = OperationKind::kReduceScatter,
+                 .input = std::move(input),
+                 .output = std::move(output),
+                 .op = op});
+}
+
+Work Communicator::Broadcast(at::Tensor tensor, int root) {
+  return Submit({.kind = OperationKind::kBroadcast, .output = std::move(tensor), .peer = root});
+}
+
+Work Communicator::GatherInto(at::Tensor output, at::Tensor input, int root) {
+  return Submit({.kind = OperationKind::kGather,
+                 .input = std::move(input),
+                 .output = rank_ == root ? std::move(output) : at::Tensor(),
+                 .peer = root});
+}
+
+Work Communicator::AllToAll(at::Tensor output, at::Tensor input) {
+  return Submit({.kind = OperationKind::kAllToAll,
+                 .input = std::move(input),
+                 .output = std::move(output)});
+}
+
+Work Communicator::Send(at::Tensor tensor, int destination, int tag) {
+  return Submit({.kind = OperationKind::kSend,
+                 .input = std::move(tensor),
+                 .peer = destination,
+                 .tag = tag});
+}
+
+Work Communicator::Recv(at::Tensor tensor, int source, int tag) {
+  return Submit(
+      {.kind = OperationKind::kRecv, .output = std::move(tensor), .peer = source, .tag = tag});
+}
+
+Work Communicator::Barrier() { return Submit({.kind = OperationKind::kBarrier}); }
+
+at::Tensor Communicator::Empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
+}
+
+Work Communicator::Submit(Operation operation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refused_) {
+      Work refused = *std::exchange(refused_, std::nullopt);
+      if (!refused.state()->observed()) return refused;
+    }
+  }
+  if (absl::Status status = Validate(operation, rank_, size_, device_); !status.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refused_ = Work(std::move(status));
+    return *refused_;
+  }
+  return Issue(std::move(operation));
+}
+
+}  // namespace lockstep::comm

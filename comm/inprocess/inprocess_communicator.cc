@@ -1,0 +1,492 @@
+#include "lockstep/comm/inprocess/inprocess_communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "lockstep/comm/control_plane.h"
+#include "lockstep/comm/inprocess/reduce.h"
+
+namespace lockstep::comm::inprocess {
+namespace {
+
+class Group;
+
+// What the communicators that stem from one Create() share.
+struct World {
+  Options options;
+  std::shared_ptr<Store> store = Store::InProcess();
+  std::mutex mutex;
+  std::condition_variable met;  // a Split() is complete, or the world is broken
+  absl::Status broken;
+  std::vector<std::weak_ptr<Group>> groups;
+};
+
+// Fails everything pending and to come. Must be called without World::mutex.
+void Break(World& world, const absl::Status& reason);
+
+class State : public WorkState {
+ public:
+  State(std::weak_ptr<Group> group, absl::Duration deadline)
+      : group_(std::move(group)),
+        issued_(absl::Now()),
+        deadline_(std::chrono::steady_clock::now() + absl::ToChronoMicroseconds(deadline)) {}
+
+  absl::Status Wait() override;
+  absl::Duration age() const { return absl::Now() - issued_; }
+
+ private:
+  const std::weak_ptr<Group> group_;  // it owns the pending states
+  const absl::Time issued_;
+  const std::chrono::steady_clock::time_point deadline_;
+};
+
+struct Entry {
+  int rank = 0;
+  Operation operation;
+  std::shared_ptr<State> state;
+};
+
+// What waits on a rank's side for its turn: an operation, or an earlier work to be done.
+struct Queued {
+  std::optional<Work> after;
+  Entry entry;
+};
+
+const char* InputOf(const Entry& entry) {
+  return static_cast<const char*>(entry.operation.input.const_data_ptr());
+}
+
+char* OutputOf(const Entry& entry) {
+  return static_cast<char*>(entry.operation.output.mutable_data_ptr());
+}
+
+void Copy(char* to, const char* from, size_t bytes) {
+  if (to != from && bytes != 0) std::memcpy(to, from, bytes);
+}
+
+// Carries out a collective that all ranks have issued; entries are ordered by rank.
+void Execute(const std::vector<Entry>& entries) {
+  const Operation& first = entries[0].operation;
+  const int n = static_cast<int>(entries.size());
+  switch (first.kind) {
+    case OperationKind::kAllReduce: {
+      std::vector<const void*> inputs;
+      for (const Entry& entry : entries) inputs.push_back(OutputOf(entry));
+      Reduce(OutputOf(entries[0]), inputs, first.output.numel(), first.output.scalar_type(),
+             first.op);
+      for (const Entry& entry : entries) {
+        Copy(OutputOf(entry), OutputOf(entries[0]), first.output.nbytes());
+      }
+      break;
+    }
+    case OperationKind::kReduceScatter: {
+      const size_t block = first.output.nbytes();
+      for (int to = 0; to < n; ++to) {
+        std::vector<const void*> inputs;
+        for (const Entry& entry : entries) inputs.push_back(InputOf(entry) + to * block);
+        Reduce(OutputOf(entries[to]), inputs, first.output.numel(), first.output.scalar_type(),
+               first.op);
+      }
+      break;
+    }
+    case OperationKind::kAllGather:
+    case OperationKind::kGather: {
+      const size_t block = first.input.nbytes();
+      for (const Entry& to : entries) {
+        if (!to.operation.output.defined()) continue;
+        for (int from = 0; from < n; ++from) {
+          Copy(OutputOf(to) + from * block, InputOf(entries[from]), block);
+        }
+      }
+      break;
+    }
+    case OperationKind::kAllToAll: {
+      const size_t block = first.input.nbytes() / n;
+      for (int to = 0; to < n; ++to) {
+        for (int from = 0; from < n; ++from) {
+          Copy(OutputOf(entries[to]) + from * block, InputOf(entries[from]) + to * block, block);
+        }
+      }
+      break;
+    }
+    case OperationKind::kBroadcast:
+      for (const Entry& to : entries) {
+        Copy(OutputOf(to), OutputOf(entries[first.peer]), first.output.nbytes());
+      }
+      break;
+    case OperationKind::kSend:
+    case OperationKind::kRecv:
+    case OperationKind::kBarrier:
+      break;
+  }
+}
+
+// The error where the ranks did not issue the same collective; OK where they did.
+absl::Status CheckSame(const std::string& name, const std::vector<Entry>& entries) {
+  const std::string expected = entries[0].operation.Signature();
+  for (const Entry& entry : entries) {
+    const std::string found = entry.operation.Signature();
+    if (found != expected) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the ranks of communicator ", name, " issued different operations as #",
+          entry.operation.sequence, ": rank 0: ", expected, "; rank ", entry.rank, ": ", found));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class Group : public std::enable_shared_from_this<Group> {
+ public:
+  Group(std::shared_ptr<World> world, std::string name, int size)
+      : world_(std::move(world)), name_(std::move(name)), ranks_(size) {}
+
+  ~Group() {
+    for (const Entry& entry : TakeAll()) {
+      entry.state->Finish(absl::CancelledError(
+          absl::StrCat(entry.operation.ToString(), ": all ranks' communicators were destroyed")));
+    }
+  }
+
+  World& world() { return *world_; }
+  const std::string& name() const { return name_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  Work Issue(int rank, Operation operation);
+  void StartAfter(int rank, const Work& work);
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int rank, std::optional<int> color, int key);
+
+  // Called by the state of an operation that is past its deadline.
+  void TimeOut(const State* state);
+
+  // Removes and returns all that is pending. The caller holds World::mutex, or is the last user.
+  std::vector<Entry> TakeAll();
+
+ private:
+  struct Rank {
+    uint64_t collectives = 0;
+    uint64_t transfers = 0;
+    uint64_t splits = 0;
+    OperationKind last = OperationKind::kBarrier;
+    std::deque<Queued> queue;
+  };
+  struct Vote {
+    std::optional<int> color;
+    int key = 0;
+  };
+  struct Meeting {
+    std::map<int, Vote> votes;
+    std::map<int, std::unique_ptr<Communicator>> parts;
+    int taken = 0;
+  };
+  using TransferKey = std::tuple<int, int, int>;  // source, destination, tag
+
+  void Drain(int rank);
+
+  // Adds an operation whose turn has come; returns the entries that it completes. Needs the mutex.
+  std::vector<Entry> Arrive(Entry entry);
+
+  void Complete(const std::vector<Entry>& entries);
+  void Form(Meeting& meeting, uint64_t index);
+  std::vector<RankProgress> Missing(const Entry& entry);
+  const Entry* Find(const State* state) const;
+
+  const std::shared_ptr<World> world_;
+  const std::string name_;
+  std::vector<Rank> ranks_;
+  std::map<uint64_t, std::map<int, Entry>> collectives_;  // by sequence number, then by rank
+  std::map<TransferKey, std::deque<Entry>> sends_;
+  std::map<TransferKey, std::deque<Entry>> recvs_;
+  std::map<uint64_t, Meeting> meetings_;
+};
+
+class InProcessCommunicator : public Communicator {
+ public:
+  InProcessCommunicator(std::shared_ptr<Group> group, int rank)
+      : Communicator(rank, group->size(), at::Device(at::kCPU), group->name()),
+        group_(std::move(group)) {}
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override {
+    return group_->Split(rank(), color, key);
+  }
+  void StartAfter(const Work& work) override { group_->StartAfter(rank(), work); }
+  void Abort(absl::Status reason) override {
+    Break(group_->world(), absl::AbortedError(absl::StrCat("aborted by rank ", rank(), ": ",
+                                                           std::string{reason.message()})));
+  }
+  Store& store() override { return *group_->world().store; }
+  Work Issue(Operation operation) override { return group_->Issue(rank(), std::move(operation)); }
+
+ private:
+  const std::shared_ptr<Group> group_;
+};
+
+void Break(World& world, const absl::Status& reason) {
+  std::vector<Entry> failed;
+  {
+    std::lock_guard<std::mutex> lock(world.mutex);
+    if (!world.broken.ok()) return;
+    world.broken = reason;
+    for (const auto& weak : world.groups) {
+      if (std::shared_ptr<Group> group = weak.lock()) {
+        for (Entry& entry : group->TakeAll()) failed.push_back(std::move(entry));
+      }
+    }
+    world.met.notify_all();
+  }
+  for (const Entry& entry : failed) entry.state->Finish(reason);
+}
+
+absl::Status State::Wait() {
+  while (!BlockUntil(std::max(deadline_, std::chrono::steady_clock::now() +
+                                             std::chrono::milliseconds(1)))) {
+    if (std::shared_ptr<Group> group = group_.lock()) group->TimeOut(this);
+  }
+  return Observe();
+}
+
+Work Group::Issue(int rank, Operation operation) {
+  auto state = std::make_shared<State>(weak_from_this(), world_->options.deadline);
+  {
+    std::lock_guard<std::mutex> lock(world_->mutex);
+    if (!world_->broken.ok()) return Work(world_->broken);
+    Rank& mine = ranks_[rank];
+    if (IsCollective(operation.kind)) {
+      operation.sequence = ++mine.collectives;
+      mine.last = operation.kind;
+    } else {
+      operation.sequence = ++mine.transfers;
+    }
+    mine.queue.push_back({.entry = {rank, std::move(operation), state}});
+  }
+  Drain(rank);
+  return Work(std::move(state));
+}
+
+void Group::StartAfter(int rank, const Work& work) {
+  {
+    std::lock_guard<std::mutex> lock(world_->mutex);
+    ranks_[rank].queue.push_back({.after = work});
+  }
+  work.state()->OnDone([weak = weak_from_this(), rank](const absl::Status& status) {
+    std::shared_ptr<Group> group = weak.lock();
+    if (group == nullptr) return;
+    if (!status.ok()) Break(group->world(), status);
+    group->Drain(rank);
+  });
+}
+
+void Group::Drain(int rank) {
+  for (;;) {
+    std::vector<Entry> complete;
+    {
+      std::lock_guard<std::mutex> lock(world_->mutex);
+      std::deque<Queued>& queue = ranks_[rank].queue;
+      if (queue.empty()) return;
+      if (queue.front().after) {
+        if (!queue.front().after->IsDone()) return;
+        queue.pop_front();
+        continue;
+      }
+      Entry entry = std::move(queue.front().entry);
+      queue.pop_front();
+      complete = Arrive(std::move(entry));
+    }
+    if (!complete.empty()) Complete(complete);
+  }
+}
+
+std::vector<Entry> Group::Arrive(Entry entry) {
+  std::vector<Entry> complete;
+  const Operation& operation = entry.operation;
+  if (IsCollective(operation.kind)) {
+    const uint64_t sequence = operation.sequence;
+    std::map<int, Entry>& arrived = collectives_[sequence];
+    arrived.emplace(entry.rank, std::move(entry));
+    if (static_cast<int>(arrived.size()) == size()) {
+      for (auto& [rank, each] : arrived) complete.push_back(std::move(each));
+      collectives_.erase(sequence);
+    }
+    return complete;
+  }
+  const bool sends = operation.kind == OperationKind::kSend;
+  const TransferKey key = sends ? TransferKey{entry.rank, operation.peer, operation.tag}
+                                : TransferKey{operation.peer, entry.rank, operation.tag};
+  std::deque<Entry>& others = sends ? recvs_[key] : sends_[key];
+  if (others.empty()) {
+    (sends ? sends_ : recvs_)[key].push_back(std::move(entry));
+    return complete;
+  }
+  Entry other = std::move(others.front());
+  others.pop_front();
+  complete.push_back(sends ? std::move(entry) : std::move(other));
+  complete.push_back(sends ? std::move(other) : std::move(entry));
+  return complete;
+}
+
+void Group::Complete(const std::vector<Entry>& entries) {
+  absl::Status status;
+  if (entries[0].operation.kind == OperationKind::kSend) {
+    const at::Tensor& from = entries[0].operation.input;
+    const at::Tensor& to = entries[1].operation.output;
+    if (from.scalar_type() != to.scalar_type() || from.numel() != to.numel()) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("in communicator ", name_, " rank ", entries[0].rank, " issued ",
+                       entries[0].operation.ToString(), ", but rank ", entries[1].rank, " issued ",
+                       entries[1].operation.ToString()));
+    } else {
+      Copy(OutputOf(entries[1]), InputOf(entries[0]), from.nbytes());
+    }
+  } else {
+    status = CheckSame(name_, entries);
+    if (status.ok()) Execute(entries);
+  }
+  for (const Entry& entry : entries) entry.state->Finish(status);
+  if (!status.ok()) Break(*world_, status);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Group::Split(int rank, std::optional<int> color,
+                                                           int key) {
+  std::unique_lock<std::mutex> lock(world_->mutex);
+  const uint64_t index = ++ranks_[rank].splits;
+  Meeting& meeting = meetings_[index];
+  meeting.votes[rank] = {color, key};
+  const auto complete = [&] { return static_cast<int>(meeting.votes.size()) == size(); };
+  if (complete()) {
+    Form(meeting, index);
+    world_->met.notify_all();
+  }
+  const bool met =
+      world_->met.wait_for(lock, absl::ToChronoMicroseconds(world_->options.deadline),
+                           [&] { return complete() || !world_->broken.ok(); });
+  if (!world_->broken.ok()) return world_->broken;
+  if (!met) {
+    std::string missing;
+    for (int i = 0; i < size(); ++i) {
+      if (meeting.votes.count(i) == 0) absl::StrAppend(&missing, missing.empty() ? "" : ", ", i);
+    }
+    const absl::Status status = absl::DeadlineExceededError(
+        absl::StrCat("Split #", index, " of communicator ", name_, " on rank ", rank, " of ",
+                     size(), " is not done after ",
+                     absl::FormatDuration(world_->options.deadline), ": waiting for rank ", missing));
+    lock.unlock();
+    Break(*world_, status);
+    return status;
+  }
+  std::unique_ptr<Communicator> part = std::move(meeting.parts[rank]);
+  if (++meeting.taken == size()) meetings_.erase(index);
+  return part;
+}
+
+void Group::Form(Meeting& meeting, uint64_t index) {
+  std::map<int, std::vector<std::pair<int, int>>> members;  // by color: (key, rank)
+  for (const auto& [rank, vote] : meeting.votes) {
+    if (vote.color) members[*vote.color].push_back({vote.key, rank});
+  }
+  for (auto& [color, ranks] : members) {
+    std::sort(ranks.begin(), ranks.end());
+    std::string name = absl::StrCat(name_, "/", index);
+    if (members.size() > 1) absl::StrAppend(&name, ".", color);
+    auto group = std::make_shared<Group>(world_, name, static_cast<int>(ranks.size()));
+    world_->groups.push_back(group);
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      meeting.parts[ranks[i].second] =
+          std::make_unique<InProcessCommunicator>(group, static_cast<int>(i));
+    }
+  }
+}
+
+void Group::TimeOut(const State* state) {
+  absl::Status status;
+  {
+    std::lock_guard<std::mutex> lock(world_->mutex);
+    const Entry* entry = Find(state);
+    if (entry == nullptr) return;  // it is being carried out
+    status = DeadlineError(entry->operation, name_, entry->rank, size(), state->age(),
+                           Missing(*entry));
+  }
+  Break(*world_, status);
+}
+
+std::vector<RankProgress> Group::Missing(const Entry& entry) {
+  std::vector<RankProgress> missing;
+  const auto add = [&](int rank) {
+    missing.push_back({.rank = rank,
+                       .issued = ranks_[rank].collectives,
+                       .last_issued = Name(ranks_[rank].last)});
+  };
+  if (!IsCollective(entry.operation.kind)) {
+    add(entry.operation.peer);
+    return missing;
+  }
+  const auto arrived = collectives_.find(entry.operation.sequence);
+  for (int rank = 0; rank < size(); ++rank) {
+    const bool here = arrived != collectives_.end() && arrived->second.count(rank) != 0;
+    if (!here) add(rank);
+  }
+  return missing;
+}
+
+const Entry* Group::Find(const State* state) const {
+  for (const Rank& rank : ranks_) {
+    for (const Queued& queued : rank.queue) {
+      if (queued.entry.state.get() == state) return &queued.entry;
+    }
+  }
+  for (const auto& [sequence, arrived] : collectives_) {
+    for (const auto& [rank, entry] : arrived) {
+      if (entry.state.get() == state) return &entry;
+    }
+  }
+  for (const auto* transfers : {&sends_, &recvs_}) {
+    for (const auto& [key, entries] : *transfers) {
+      for (const Entry& entry : entries) {
+        if (entry.state.get() == state) return &entry;
+      }
+    }
+  }
+  return nullptr;
+}
+
+std::vector<Entry> Group::TakeAll() {
+  std::vector<Entry> all;
+  for (Rank& rank : ranks_) {
+    for (Queued& queued : rank.queue) {
+      if (!queued.after) all.push_back(std::move(queued.entry));
+    }
+    rank.queue.clear();
+  }
+  for (auto& [sequence, arrived] : collectives_) {
+    for (auto& [rank, entry] : arrived) all.push_back(std::move(entry));
+  }
+  for (auto* transfers : {&sends_, &recvs_}) {
+    for (auto& [key, entries] : *transfers) {
+      for (Entry& entry : entries) all.push_back(std::move(entry));
+    }
+    transfers->clear();
+  }
+  collectives_.clear();
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> Create(int size, Options options) {
+  auto world = std::make_shared<World>();
+  world->options = options;
+  auto group = std::make_shared<Group>(world, "world", size);
+  world->groups.push_back(group);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(std::make_unique<InProcessCommunicator>(group, rank));
+  }
+  return ranks;
+}
+
+}  // namespace lockstep::comm::inprocess

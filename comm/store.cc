@@ -1,0 +1,143 @@
+#include "lockstep/comm/store.h"
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace lockstep::comm {
+namespace {
+
+std::string FirstLine(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// Runs `call` and turns what it throws into a Status.
+template <typename Call>
+auto Guarded(const std::string& where, Call call) -> absl::StatusOr<decltype(call())> {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("the store at ", where, " does not answer: ", FirstLine(error)));
+  }
+}
+
+// c10d counts references inside the object; the deleter holds one.
+std::shared_ptr<c10d::Store> Share(c10::intrusive_ptr<c10d::Store> store) {
+  c10d::Store* raw = store.get();
+  return std::shared_ptr<c10d::Store>(raw, [store = std::move(store)](c10d::Store*) {});
+}
+
+// c10d also logs, with stack traces, the failures that it throws and we return. TORCH_CPP_LOG_LEVEL
+// brings its log back.
+void QuietLog() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr && FLAGS_caffe2_log_level < c10::GLOG_FATAL) {
+    FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  }
+}
+
+std::string ToString(const std::vector<uint8_t>& bytes) {
+  return std::string(bytes.begin(), bytes.end());
+}
+
+}  // namespace
+
+Store::Store(std::shared_ptr<c10d::Store> store, std::string where, std::string prefix, int port)
+    : store_(std::move(store)), where_(std::move(where)), prefix_(std::move(prefix)), port_(port) {}
+
+absl::StatusOr<std::shared_ptr<Store>> Store::Serve(int port) {
+  c10d::TCPStoreOptions options;
+  QuietLog();
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>("localhost", options);
+    const int bound = store->getPort();
+    return std::shared_ptr<Store>(
+        new Store(Share(std::move(store)), absl::StrCat("localhost:", bound), "", bound));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve a store at port ", port, ": ", FirstLine(error)));
+  }
+}
+
+absl::StatusOr<std::shared_ptr<Store>> Store::Connect(const std::string& host, int port,
+                                                      absl::Duration timeout) {
+  c10d::TCPStoreOptions options;
+  QuietLog();
+  options.port = static_cast<uint16_t>(port);
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(timeout);
+  const std::string where = absl::StrCat(host, ":", port);
+  try {
+    return std::shared_ptr<Store>(
+        new Store(Share(c10::make_intrusive<c10d::TCPStore>(host, options)), where, "", 0));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("no store could be reached at ", where, " within ",
+                                               absl::FormatDuration(timeout), ": ",
+                                               FirstLine(error)));
+  }
+}
+
+std::shared_ptr<Store> Store::InProcess() {
+  return std::shared_ptr<Store>(
+      new Store(Share(c10::make_intrusive<c10d::HashStore>()), "this process", "", 0));
+}
+
+std::shared_ptr<Store> Store::WithPrefix(const std::string& prefix) const {
+  return std::shared_ptr<Store>(new Store(store_, where_, prefix_ + prefix, port_));
+}
+
+absl::Status Store::Set(const std::string& key, const std::string& value) {
+  return Guarded(where_, [&] {
+           store_->set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
+           return true;
+         })
+      .status();
+}
+
+absl::StatusOr<std::string> Store::Get(const std::string& key, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (absl::Duration pause = absl::Milliseconds(1);;
+       pause = std::min(2 * pause, absl::Milliseconds(50))) {
+    absl::StatusOr<std::optional<std::string>> value = TryGet(key);
+    if (!value.ok()) return value.status();
+    if (value->has_value()) return **value;
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("nobody set \"", prefix_, key,
+                                                      "\" in the store at ", where_, " within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+    absl::SleepFor(pause);
+  }
+}
+
+absl::StatusOr<std::optional<std::string>> Store::TryGet(const std::string& key) {
+  return Guarded(where_, [&]() -> std::optional<std::string> {
+    if (!store_->check({prefix_ + key})) return std::nullopt;
+    return ToString(store_->get(prefix_ + key));
+  });
+}
+
+absl::StatusOr<int64_t> Store::Add(const std::string& key, int64_t amount) {
+  return Guarded(where_, [&] { return store_->add(prefix_ + key, amount); });
+}
+
+absl::Status Store::Delete(const std::string& key) {
+  return Guarded(where_, [&] { return store_->deleteKey(prefix_ + key); }).status();
+}
+
+}  // namespace lockstep::comm

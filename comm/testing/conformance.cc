@@ -1,0 +1,491 @@
+#include "lockstep/comm/testing/conformance.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::comm::testing {
+namespace {
+
+const at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf, at::kBFloat16,
+                                  at::kInt,      at::kLong,   at::kByte};
+const int64_t kSizes[] = {0, 1, 3, 257, 4096 + 1};
+
+// What rank `rank` has at `index`: 0 to 6, so that sums of 4 ranks and products of 3s stay small.
+int64_t Value(int rank, int64_t index) { return (index + 3 * rank) % 7; }
+
+// `values` of `count` elements, as a tensor of any dtype.
+at::Tensor Make(int64_t count, at::ScalarType dtype,
+                const std::function<double(int64_t)>& values) {
+  at::Tensor exact = at::empty({count}, at::kDouble);
+  double* data = exact.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < count; ++i) data[i] = values(i);
+  return exact.to(dtype);
+}
+
+at::Tensor Mine(int rank, int64_t count, at::ScalarType dtype) {
+  return Make(count, dtype, [rank](int64_t i) { return static_cast<double>(Value(rank, i)); });
+}
+
+double Combine(ReduceOp op, int size, const std::function<double(int)>& value) {
+  double total = value(0);
+  for (int rank = 1; rank < size; ++rank) {
+    const double next = value(rank);
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAverage:
+        total += next;
+        break;
+      case ReduceOp::kMin:
+        total = std::min(total, next);
+        break;
+      case ReduceOp::kMax:
+        total = std::max(total, next);
+        break;
+      case ReduceOp::kProduct:
+        total *= next;
+        break;
+    }
+  }
+  return op == ReduceOp::kAverage ? total / size : total;
+}
+
+// Values whose combination under `op` is exact in every dtype.
+double Reducible(ReduceOp op, int size, int rank, int64_t index) {
+  if (op == ReduceOp::kAverage) return static_cast<double>(Value(rank, index) * size);
+  if (op == ReduceOp::kProduct) return static_cast<double>(1 + (index + rank) % 3);
+  return static_cast<double>(Value(rank, index));
+}
+
+const ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                         ReduceOp::kProduct};
+
+bool Supported(ReduceOp op, at::ScalarType dtype) {
+  return op != ReduceOp::kAverage || c10::isFloatingType(dtype);
+}
+
+void ExpectEqual(const at::Tensor& found, const at::Tensor& expected, const Communicator& comm,
+                 const std::string& what) {
+  EXPECT_TRUE(at::equal(found, expected))
+      << what << " on rank " << comm.rank() << " of " << comm.size() << ", "
+      << c10::toString(found.scalar_type()) << ", " << found.numel() << " elements";
+}
+
+void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
+
+void ExpectRefused(const Work& work, const std::string& why) {
+  const absl::Status status = work.Wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_NE(std::string{status.message()}.find(why), std::string::npos) << status;
+}
+
+}  // namespace
+
+void CommunicatorConformance::Run(const std::function<void(Communicator&)>& body) {
+  GetParam().run(absl::Seconds(120), body);
+}
+
+TEST_P(CommunicatorConformance, KnowsItself) {
+  Run([](Communicator& comm) {
+    EXPECT_GE(comm.rank(), 0);
+    EXPECT_LT(comm.rank(), comm.size());
+    EXPECT_EQ(comm.name(), "world");
+  });
+}
+
+TEST_P(CommunicatorConformance, AllReducesEveryDtypeAndOp) {
+  Run([](Communicator& comm) {
+    for (at::ScalarType dtype : kDtypes) {
+      for (ReduceOp op : kOps) {
+        if (!Supported(op, dtype)) continue;
+        for (int64_t count : kSizes) {
+          const auto value = [&](int rank, int64_t i) {
+            return Reducible(op, comm.size(), rank, i);
+          };
+          at::Tensor x = Make(count, dtype, [&](int64_t i) { return value(comm.rank(), i); });
+          ExpectOk(comm.AllReduce(x, op).Wait());
+          ExpectEqual(x, Make(count, dtype, [&](int64_t i) {
+                        return Combine(op, comm.size(), [&](int rank) { return value(rank, i); });
+                      }),
+                      comm, std::string("AllReduce ") + Name(op));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, ReduceScattersEveryDtypeAndOp) {
+  Run([](Communicator& comm) {
+    for (at::ScalarType dtype : kDtypes) {
+      for (ReduceOp op : kOps) {
+        if (!Supported(op, dtype)) continue;
+        for (int64_t count : kSizes) {
+          for (bool in_place : {false, true}) {
+            const auto value = [&](int rank, int64_t i) {
+              return Reducible(op, comm.size(), rank, i);
+            };
+            at::Tensor in = Make(count * comm.size(), dtype,
+                                 [&](int64_t i) { return value(comm.rank(), i); });
+            at::Tensor out = in_place ? in.narrow(0, comm.rank() * count, count)
+                                      : at::empty({count}, dtype);
+            ExpectOk(comm.ReduceScatterInto(out, in, op).Wait());
+            ExpectEqual(out, Make(count, dtype, [&](int64_t i) {
+                          return Combine(op, comm.size(), [&](int rank) {
+                            return value(rank, comm.rank() * count + i);
+                          });
+                        }),
+                        comm, std::string("ReduceScatter ") + Name(op));
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, AllGathersAndGathers) {
+  Run([](Communicator& comm) {
+    for (at::ScalarType dtype : kDtypes) {
+      for (int64_t count : kSizes) {
+        for (bool in_place : {false, true}) {
+          const at::Tensor expected = Make(count * comm.size(), dtype, [&](int64_t i) {
+            return static_cast<double>(Value(static_cast<int>(i / count), i % count));
+          });
+          at::Tensor out = at::zeros({count * comm.size()}, dtype);
+          at::Tensor in = Mine(comm.rank(), count, dtype);
+          if (in_place) in = out.narrow(0, comm.rank() * count, count).copy_(in);
+          ExpectOk(comm.AllGatherInto(out, in).Wait());
+          ExpectEqual(out, expected, comm, "AllGather");
+          for (int root = 0; root < comm.size(); ++root) {
+            at::Tensor gathered;
+            if (root == comm.rank()) gathered = at::zeros({count * comm.size()}, dtype);
+            at::Tensor mine = Mine(comm.rank(), count, dtype);
+            if (in_place && root == comm.rank()) {
+              mine = gathered.narrow(0, comm.rank() * count, count).copy_(mine);
+            }
+            ExpectOk(comm.GatherInto(gathered, mine, root).Wait());
+            if (root == comm.rank()) ExpectEqual(gathered, expected, comm, "Gather");
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, BroadcastsFromEveryRoot) {
+  Run([](Communicator& comm) {
+    for (at::ScalarType dtype : kDtypes) {
+      for (int64_t count : kSizes) {
+        for (int root = 0; root < comm.size(); ++root) {
+          at::Tensor x = Mine(comm.rank(), count, dtype);
+          ExpectOk(comm.Broadcast(x, root).Wait());
+          ExpectEqual(x, Mine(root, count, dtype), comm, "Broadcast");
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, ExchangesAllToAll) {
+  Run([](Communicator& comm) {
+    for (at::ScalarType dtype : kDtypes) {
+      for (int64_t count : kSizes) {
+        const auto value = [&](int from, int to, int64_t i) {
+          return static_cast<double>(Value(from + 2 * to, i));
+        };
+        at::Tensor in = Make(count * comm.size(), dtype, [&](int64_t i) {
+          return value(comm.rank(), static_cast<int>(i / count), i % count);
+        });
+        at::Tensor out = at::empty({count * comm.size()}, dtype);
+        ExpectOk(comm.AllToAll(out, in).Wait());
+        ExpectEqual(out, Make(count * comm.size(), dtype, [&](int64_t i) {
+                      return value(static_cast<int>(i / count), comm.rank(), i % count);
+                    }),
+                    comm, "AllToAll");
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, TakesAnyShape) {
+  Run([](Communicator& comm) {
+    at::Tensor x = at::ones({2, 3, 5});
+    ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
+    ExpectEqual(x, at::full({2, 3, 5}, comm.size(), at::kFloat), comm, "AllReduce");
+    at::Tensor scalar = at::ones({});
+    ExpectOk(comm.AllReduce(scalar, ReduceOp::kSum).Wait());
+    ExpectEqual(scalar, at::full({}, comm.size(), at::kFloat), comm, "AllReduce");
+    at::Tensor leaf = at::ones({4}).requires_grad_();
+    ExpectOk(comm.AllReduce(leaf, ReduceOp::kSum).Wait());
+    ExpectEqual(leaf.detach(), at::full({4}, comm.size(), at::kFloat), comm, "AllReduce");
+  });
+}
+
+TEST_P(CommunicatorConformance, AllRanksGetTheSameBits) {
+  Run([](Communicator& comm) {
+    at::Tensor x = Make(1025, at::kFloat, [&](int64_t i) {
+      return 1.0 / (1 + static_cast<double>(i) + 0.37 * comm.rank());
+    });
+    ExpectOk(comm.AllReduce(x, ReduceOp::kAverage).Wait());
+    at::Tensor root = x.clone();
+    ExpectOk(comm.Broadcast(root, 0).Wait());
+    ExpectEqual(x, root, comm, "AllReduce");
+  });
+}
+
+TEST_P(CommunicatorConformance, ManyAreInFlightAndMayBeDropped) {
+  Run([](Communicator& comm) {
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 50; ++i) {
+      tensors.push_back(at::full({i * 13}, i, at::kLong));
+      works.push_back(comm.AllReduce(tensors.back(), ReduceOp::kSum));
+    }
+    // Dropped, with its tensor: the backend keeps both.
+    static_cast<void>(comm.AllReduce(at::ones({1000}), ReduceOp::kSum));
+    for (int i = 49; i >= 0; --i) {
+      ExpectOk(works[i].Wait());
+      ExpectOk(works[i].Wait());
+      EXPECT_TRUE(works[i].IsDone());
+      ExpectEqual(tensors[i], at::full({i * 13}, i * comm.size(), at::kLong), comm, "AllReduce");
+    }
+    ExpectOk(comm.Barrier().Wait());
+  });
+}
+
+TEST_P(CommunicatorConformance, SendsAndRecvsInAnyOrder) {
+  Run([](Communicator& comm) {
+    const int next = (comm.rank() + 1) % comm.size();
+    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+    for (int64_t count : kSizes) {
+      for (bool send_first : {true, false}) {
+        at::Tensor in = Mine(comm.rank(), count, at::kFloat);
+        at::Tensor out = at::empty({count});
+        Work sent, received;
+        if (send_first) sent = comm.Send(in, next);
+        received = comm.Recv(out, previous);
+        if (!send_first) sent = comm.Send(in, next);
+        ExpectOk(sent.Wait());
+        ExpectOk(received.Wait());
+        ExpectEqual(out, Mine(previous, count, at::kFloat), comm, "Recv");
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, MatchesTagsAndKeepsTheirOrder) {
+  Run([](Communicator& comm) {
+    const int next = (comm.rank() + 1) % comm.size();
+    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+    at::Tensor out[4];
+    std::vector<Work> works;
+    for (int i : {0, 1, 2, 3}) {  // tags 0, 1, 0, 1
+      works.push_back(comm.Send(at::full({5}, 10 * comm.rank() + i, at::kInt), next, i % 2));
+    }
+    for (int i : {1, 3, 0, 2}) {  // the other way round, but in order for each tag
+      out[i] = at::empty({5}, at::kInt);
+      works.push_back(comm.Recv(out[i], previous, i % 2));
+    }
+    for (const Work& work : works) ExpectOk(work.Wait());
+    for (int i : {0, 1, 2, 3}) {
+      ExpectEqual(out[i], at::full({5}, 10 * previous + i, at::kInt), comm, "Recv");
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, CollectivesGoAroundPendingRecvs) {
+  Run([](Communicator& comm) {
+    const int next = (comm.rank() + 1) % comm.size();
+    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+    at::Tensor out = at::empty({3});
+    Work received = comm.Recv(out, previous);
+    at::Tensor x = at::ones({3});
+    ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
+    ExpectOk(comm.Send(x, next).Wait());
+    ExpectOk(received.Wait());
+    ExpectEqual(out, at::full({3}, comm.size(), at::kFloat), comm, "Recv");
+  });
+}
+
+TEST_P(CommunicatorConformance, SplitsIntoOverlappingRowsAndColumns) {
+  Run([](Communicator& comm) {
+    const int columns = 2;
+    auto row = comm.Split(comm.rank() / columns, comm.rank());
+    auto column = comm.Split(comm.rank() % columns, comm.rank());
+    ASSERT_TRUE(row.ok()) << row.status();
+    ASSERT_TRUE(column.ok()) << column.status();
+    int64_t row_sum = 0, column_sum = 0;
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      if (rank / columns == comm.rank() / columns) row_sum += 1 << rank;
+      if (rank % columns == comm.rank() % columns) column_sum += 1 << rank;
+    }
+    at::Tensor x = at::full({257}, 1 << comm.rank(), at::kLong);
+    at::Tensor y = x.clone(), z = x.clone();
+    Work on_row = (*row)->AllReduce(x, ReduceOp::kSum);
+    Work on_column = (*column)->AllReduce(y, ReduceOp::kSum);
+    Work on_all = comm.AllReduce(z, ReduceOp::kSum);
+    ExpectOk(on_all.Wait());
+    ExpectOk(on_column.Wait());
+    ExpectOk(on_row.Wait());
+    ExpectEqual(x, at::full({257}, row_sum, at::kLong), **row, "row");
+    ExpectEqual(y, at::full({257}, column_sum, at::kLong), **column, "column");
+    ExpectEqual(z, at::full({257}, (1 << comm.size()) - 1, at::kLong), comm, "all");
+  });
+}
+
+TEST_P(CommunicatorConformance, SplitOrdersByKeyAndLeavesOut) {
+  Run([](Communicator& comm) {
+    auto reversed = comm.Split(0, -comm.rank());
+    ASSERT_TRUE(reversed.ok()) << reversed.status();
+    EXPECT_EQ((*reversed)->rank(), comm.size() - 1 - comm.rank());
+    EXPECT_EQ((*reversed)->name(), "world/1");
+    const bool in = comm.rank() == 0;
+    auto first = comm.Split(in ? std::optional<int>(5) : std::nullopt, 0);
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_EQ(*first != nullptr, in);
+    if (in) {
+      EXPECT_EQ((*first)->size(), 1);
+      at::Tensor x = at::ones({3});
+      ExpectOk((*first)->AllReduce(x, ReduceOp::kAverage).Wait());
+      ExpectEqual(x, at::ones({3}), **first, "alone");
+    }
+    auto nested = (*reversed)->Split(0, 0);
+    ASSERT_TRUE(nested.ok()) << nested.status();
+    EXPECT_EQ((*nested)->name(), "world/1/1");
+    reversed->reset();  // what was split from it lives on
+    at::Tensor x = at::ones({3});
+    ExpectOk((*nested)->AllReduce(x, ReduceOp::kSum).Wait());
+    ExpectEqual(x, at::full({3}, comm.size(), at::kFloat), comm, "nested");
+  });
+}
+
+TEST_P(CommunicatorConformance, ThenStartsAfterTheWork) {
+  Run([](Communicator& comm) {
+    auto other = comm.Split(0, comm.rank());
+    ASSERT_TRUE(other.ok()) << other.status();
+    for (int round = 0; round < 20; ++round) {
+      const int n = comm.size();
+      at::Tensor in = at::full({n * 100}, round + 1, at::kLong);
+      at::Tensor mine = at::zeros({100}, at::kLong);
+      Work work = comm.ReduceScatterInto(mine, in, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
+        return c.AllReduce(mine, ReduceOp::kSum);
+      });
+      ExpectOk(work.Wait());
+      ExpectEqual(mine, at::full({100}, (round + 1) * n * n, at::kLong), comm, "Then");
+    }
+  });
+}
+
+TEST_P(CommunicatorConformance, EmptyGivesTensorsToWorkOn) {
+  Run([](Communicator& comm) {
+    at::Tensor x = comm.Empty({3, 5}, at::kBFloat16);
+    EXPECT_EQ(x.sizes(), at::IntArrayRef({3, 5}));
+    EXPECT_EQ(x.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(x.device(), comm.device());
+    x.fill_(1);
+    ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
+    ExpectEqual(x, at::full({3, 5}, comm.size(), at::kBFloat16), comm, "Empty");
+  });
+}
+
+TEST_P(CommunicatorConformance, HasAStore) {
+  Run([](Communicator& comm) {
+    const std::string key = "conformance/" + std::to_string(comm.rank());
+    ExpectOk(comm.store().Set(key, "here"));
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      auto value =
+          comm.store().Get("conformance/" + std::to_string(rank), absl::Seconds(60));
+      ASSERT_TRUE(value.ok()) << value.status();
+      EXPECT_EQ(*value, "here");
+    }
+    ExpectOk(comm.Barrier().Wait());
+  });
+}
+
+TEST_P(CommunicatorConformance, RefusesWhatItCannotDo) {
+  Run([](Communicator& comm) {
+    const int n = comm.size();
+    const auto sum = ReduceOp::kSum;
+    ExpectRefused(comm.AllReduce(at::Tensor(), sum), "undefined");
+    ExpectRefused(comm.AllReduce(at::ones({4, 4}).t(), sum), "not contiguous");
+    ExpectRefused(comm.AllReduce(at::ones({4}, at::kBool), sum), "Bool is not supported");
+    ExpectRefused(comm.AllReduce(at::ones({4}, at::kInt), ReduceOp::kAverage), "floating-point");
+    ExpectRefused(comm.AllGatherInto(at::ones({4 * n + 1}), at::ones({4})), "the output has");
+    ExpectRefused(comm.AllGatherInto(at::ones({4 * n}, at::kDouble), at::ones({4})),
+                  "the input is Float, the output Double");
+    ExpectRefused(comm.ReduceScatterInto(at::ones({4}), at::ones({4 * n + 1}), sum),
+                  "the input has");
+    ExpectRefused(comm.AllToAll(at::ones({n}), at::ones({n + 1})), "must be equal");
+    ExpectRefused(comm.Broadcast(at::ones({4}), n), "is none of the");
+    ExpectRefused(comm.Send(at::ones({4}), -1), "is none of the");
+    ExpectRefused(comm.GatherInto(at::ones({4}), at::ones({4}), -1), "is none of the");
+    at::Tensor both = at::ones({4 * n + 1});
+    ExpectRefused(comm.AllGatherInto(both.narrow(0, 0, 4 * n), both.narrow(0, 4 * comm.rank() + 1, 4)),
+                  "overlap");
+    // Nothing was started or spoilt.
+    at::Tensor x = at::ones({4});
+    ExpectOk(comm.AllReduce(x, sum).Wait());
+    ExpectEqual(x, at::full({4}, n, at::kFloat), comm, "AllReduce");
+  });
+}
+
+TEST_P(CommunicatorConformance, NextCallReturnsARefusalNobodySaw) {
+  Run([](Communicator& comm) {
+    static_cast<void>(comm.AllReduce(at::ones({4, 4}).t(), ReduceOp::kSum));
+    ExpectRefused(comm.Barrier(), "not contiguous");
+    ExpectOk(comm.Barrier().Wait());
+  });
+}
+
+TEST_P(CommunicatorAbortConformance, AbortFailsPendingAndLater) {
+  GetParam().run(absl::Seconds(120), [](Communicator& comm) {
+    auto other = comm.Split(0, comm.rank());
+    ASSERT_TRUE(other.ok()) << other.status();
+    ExpectOk(comm.Barrier().Wait());
+    const int last = comm.size() - 1;
+    absl::Status status;
+    if (comm.rank() == last) {
+      comm.Abort(absl::InternalError("the roof is on fire"));
+      status = comm.Barrier().Wait();
+    } else {
+      at::Tensor x = at::ones({3});
+      status = comm.AllReduce(x, ReduceOp::kSum).Wait();
+    }
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(std::string{status.message()}.find("the roof is on fire"), std::string::npos)
+        << status;
+    EXPECT_NE(std::string{status.message()}.find("rank " + std::to_string(last)), std::string::npos)
+        << status;
+    EXPECT_EQ(comm.Barrier().Wait(), status);
+    EXPECT_FALSE((*other)->Barrier().Wait().ok());
+    EXPECT_FALSE(comm.Split(0, 0).ok());
+  });
+}
+
+TEST_P(CommunicatorAbortConformance, DeadlineNamesWhoDidNotArrive) {
+  GetParam().run(absl::Seconds(2), [](Communicator& comm) {
+    ExpectOk(comm.Barrier().Wait());
+    if (comm.size() == 1 || comm.rank() == comm.size() - 1) return;
+    at::Tensor x = at::ones({2, 3});
+    const absl::Status status = comm.AllReduce(x, ReduceOp::kSum).Wait();
+    const std::string message{status.message()};
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsAborted(status)) << status;
+    EXPECT_NE(message.find("AllReduce #2 (sum, Float [2, 3])"), std::string::npos) << status;
+    EXPECT_NE(message.find("waiting for rank " + std::to_string(comm.size() - 1) +
+                           " (last issued Barrier #1"),
+              std::string::npos)
+        << status;
+    EXPECT_FALSE(comm.Barrier().Wait().ok());
+  });
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorConformance);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorAbortConformance);
+
+}  // namespace lockstep::comm::testing
