@@ -17,11 +17,11 @@ bool HeldElsewhere(const at::Tensor& tensor) {
 }  // namespace
 
 const at::Tensor& Batch::operator[](std::string_view name) const {
-  for (const auto& [field, tensor] : fields_) {
-    if (field == name) return tensor;
-  }
-  TORCH_CHECK_INDEX(false, "the batch has no field '", std::string{name}, "': it has ",
-                    fields_.empty() ? "none" : absl::StrJoin(names(), ", "));
+  const auto field = std::find_if(fields_.begin(), fields_.end(),
+                                  [name](const auto& f) { return f.first == name; });
+  TORCH_CHECK_INDEX(field != fields_.end(), "the batch has no field '", std::string{name},
+                    "': it has ", fields_.empty() ? "none" : absl::StrJoin(names(), ", "));
+  return field->second;
 }
 
 int64_t Batch::rows() const { return fields_.empty() ? 0 : fields_[0].second.size(0); }
@@ -35,7 +35,7 @@ std::vector<std::string> Batch::names() const {
 const at::Tensor& Batch::Reserve(std::string_view name, at::IntArrayRef sizes,
                                  at::ScalarType dtype) {
   auto field = std::find_if(fields_.begin(), fields_.end(),
-                            [name](const auto& candidate) { return candidate.first == name; });
+                            [name](const auto& f) { return f.first == name; });
   if (field == fields_.end()) field = fields_.emplace(fields_.end(), name, at::Tensor());
   at::Tensor& tensor = field->second;
   if (!tensor.defined() || tensor.scalar_type() != dtype || HeldElsewhere(tensor)) {
