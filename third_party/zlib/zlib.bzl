@@ -1,6 +1,6 @@
 """@zlib//:zlib, from pkg-config or LOCKSTEP_ZLIB_HOME."""
 
-load("//third_party:repo_utils.bzl", "cc_library_text", "has_header", "link_include_dirs", "run", "split_flags", "unavailable_text", "warn")
+load("//third_party:repo_utils.bzl", "cc_library_text", "has_header", "link_include_dirs", "run", "split_flags", "unavailable_text", "warn_missing")
 
 def _impl(ctx):
     home = ctx.os.environ.get("LOCKSTEP_ZLIB_HOME", "")
@@ -11,10 +11,11 @@ def _impl(ctx):
         words = run(ctx, ["pkg-config", "--cflags", "--libs", "zlib"]) or ["-lz"]
     flags = split_flags(words)
     if home and not ctx.path(home + "/include/zlib.h").exists:
-        fail("LOCKSTEP_ZLIB_HOME=%s has no include/zlib.h" % home)
+        fail(("LOCKSTEP_ZLIB_HOME=%s: no include/zlib.h there. Name the prefix that zlib was installed to, " % home) +
+             "or unset it to use the system's.")
     if not has_header(ctx, flags.includes, "zlib.h"):
-        warn(ctx, "no zlib found: its targets are skipped (zlib1g-dev, or LOCKSTEP_ZLIB_HOME)")
-        ctx.file("BUILD.bazel", unavailable_text("zlib"))
+        warn_missing(ctx, "zlib", "zlib1g-dev", "LOCKSTEP_ZLIB_HOME")
+        ctx.file("BUILD.bazel", unavailable_text("zlib", "//third_party/zlib:installed"))
         return
     includes = link_include_dirs(ctx, flags.includes)
     rpaths = ["-Wl,-rpath," + d for d in flags.libdirs] if home else []
