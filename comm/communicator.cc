@@ -4,10 +4,19 @@
 
 #include <utility>
 
+#include "absl/types/span.h"
+#include "lockstep/tools/trace/clock.h"
+#include "lockstep/tools/trace/recorder.h"
+
 namespace lockstep::comm {
 
-Communicator::Communicator(int rank, int size, at::Device device, std::string name)
-    : rank_(rank), size_(size), device_(device), name_(std::move(name)) {}
+Communicator::Communicator(int rank, int size, at::Device device, std::string name,
+                           std::shared_ptr<trace::FlightRecorder> flight_recorder)
+    : rank_(rank),
+      size_(size),
+      device_(device),
+      name_(std::move(name)),
+      flight_recorder_(std::move(flight_recorder)) {}
 
 Work Communicator::AllReduce(at::Tensor tensor, ReduceOp op) {
   return Submit({.kind = OperationKind::kAllReduce, .output = std::move(tensor), .op = op});
@@ -74,7 +83,33 @@ Work Communicator::Submit(Operation operation) {
     refused_ = Work(std::move(status));
     return *refused_;
   }
-  return Issue(std::move(operation));
+  return Record(std::move(operation));
+}
+
+Work Communicator::Record(Operation operation) {
+  const at::Tensor& subject = operation.subject();
+  const OperationKind kind = operation.kind;
+  const int64_t bytes = operation.payload_bytes();
+  const int64_t id = flight_recorder_->Record({
+      .communicator = name_,
+      .sequence = static_cast<int64_t>(++issued_),
+      .operation = Name(kind),
+      .dtype = subject.defined() ? c10::toString(subject.scalar_type()) : "",
+      .shape = subject.defined() ? absl::MakeConstSpan(subject.sizes().data(), subject.dim())
+                                 : absl::Span<const int64_t>(),
+      .bytes = bytes,
+  });
+  const absl::Duration start = trace::SteadyNow();
+  Work work = Issue(std::move(operation));
+  work.state()->OnDone([recorder = flight_recorder_, name = name_, id, kind, bytes,
+                        start](const absl::Status& status) {
+    recorder->Complete(id, status.ok());
+    if (trace::IsRecording()) {
+      trace::RecordInterval("comm: " + name, Name(kind), start, trace::SteadyNow(),
+                            {{"bytes", bytes}});
+    }
+  });
+  return work;
 }
 
 }  // namespace lockstep::comm

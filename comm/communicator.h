@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "lockstep/comm/reduce_op.h"
 #include "lockstep/comm/store.h"
 #include "lockstep/comm/work.h"
+#include "lockstep/tools/trace/flight_recorder.h"
 
 namespace lockstep::comm {
 
@@ -104,19 +106,27 @@ class Communicator {
   // Key-value store common to the ranks, for what is small and rare (addresses, names).
   virtual Store& store() = 0;
 
+  // What this rank's communicators of this world did last: every operation is entered here, and on
+  // the timeline of tools/trace while that records.
+  const std::shared_ptr<trace::FlightRecorder>& flight_recorder() const { return flight_recorder_; }
+
   // For backends and decorators: takes an operation that was validated. Decorators forward it.
   virtual Work Issue(Operation operation) = 0;
 
  protected:
-  Communicator(int rank, int size, at::Device device, std::string name);
+  Communicator(int rank, int size, at::Device device, std::string name,
+               std::shared_ptr<trace::FlightRecorder> flight_recorder);
 
  private:
   Work Submit(Operation operation);
+  Work Record(Operation operation);
 
   const int rank_;
   const int size_;
   const at::Device device_;
   const std::string name_;
+  const std::shared_ptr<trace::FlightRecorder> flight_recorder_;
+  std::atomic<uint64_t> issued_{0};
   std::mutex mutex_;
   std::optional<Work> refused_;  // the last refusal, until somebody has seen it
 };

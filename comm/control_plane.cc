@@ -204,12 +204,10 @@ std::shared_ptr<ControlGroup> ControlPlane::Join(
 }
 
 void ControlPlane::Abort(const absl::Status& reason) {
-  {
-    std::lock_guard<std::mutex> lock(shared_->mutex);
-    if (!shared_->aborted && !shared_->to_abort) shared_->to_abort = reason;
-    shared_->wake.notify_all();
-  }
   shared_->TellGroups(reason);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
+  shared_->to_abort = reason;
+  shared_->wake.notify_all();
 }
 
 ControlGroup::ControlGroup(std::shared_ptr<ControlPlane::Shared> shared, std::string name,

@@ -54,7 +54,8 @@ void TrafficCounters::Reset() {
 
 CountingCommunicator::CountingCommunicator(std::unique_ptr<Communicator> inner,
                                            std::shared_ptr<TrafficCounters> counters)
-    : Communicator(inner->rank(), inner->size(), inner->device(), inner->name()),
+    : Communicator(inner->rank(), inner->size(), inner->device(), inner->name(),
+                   inner->flight_recorder()),
       inner_(std::move(inner)),
       counters_(std::move(counters)) {}
 

@@ -154,13 +154,20 @@ class Group : public std::enable_shared_from_this<Group> {
     }
   }
 
+  // What a rank brings to a Split.
+  struct Vote {
+    std::optional<int> color;
+    int key = 0;
+    std::shared_ptr<trace::FlightRecorder> flight_recorder;
+  };
+
   World& world() { return *world_; }
   const std::string& name() const { return name_; }
   int size() const { return static_cast<int>(ranks_.size()); }
 
   Work Issue(int rank, Operation operation);
   void StartAfter(int rank, const Work& work);
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int rank, std::optional<int> color, int key);
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int rank, Vote vote);
 
   // Called by the state of an operation that is past its deadline.
   void TimeOut(const State* state);
@@ -175,10 +182,6 @@ class Group : public std::enable_shared_from_this<Group> {
     uint64_t splits = 0;
     OperationKind last = OperationKind::kBarrier;
     std::deque<Queued> queue;
-  };
-  struct Vote {
-    std::optional<int> color;
-    int key = 0;
   };
   struct Meeting {
     std::map<int, Vote> votes;
@@ -208,12 +211,14 @@ class Group : public std::enable_shared_from_this<Group> {
 
 class InProcessCommunicator : public Communicator {
  public:
-  InProcessCommunicator(std::shared_ptr<Group> group, int rank)
-      : Communicator(rank, group->size(), at::Device(at::kCPU), group->name()),
+  InProcessCommunicator(std::shared_ptr<Group> group, int rank,
+                        std::shared_ptr<trace::FlightRecorder> flight_recorder)
+      : Communicator(rank, group->size(), at::Device(at::kCPU), group->name(),
+                     std::move(flight_recorder)),
         group_(std::move(group)) {}
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override {
-    return group_->Split(rank(), color, key);
+    return group_->Split(rank(), {color, key, flight_recorder()});
   }
   void StartAfter(const Work& work) override { group_->StartAfter(rank(), work); }
   void Abort(absl::Status reason) override {
@@ -351,12 +356,11 @@ void Group::Complete(const std::vector<Entry>& entries) {
   if (!status.ok()) Break(*world_, status);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Group::Split(int rank, std::optional<int> color,
-                                                           int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> Group::Split(int rank, Vote vote) {
   std::unique_lock<std::mutex> lock(world_->mutex);
   const uint64_t index = ++ranks_[rank].splits;
   Meeting& meeting = meetings_[index];
-  meeting.votes[rank] = {color, key};
+  meeting.votes[rank] = std::move(vote);
   const auto complete = [&] { return static_cast<int>(meeting.votes.size()) == size(); };
   if (complete()) {
     Form(meeting, index);
@@ -396,8 +400,9 @@ void Group::Form(Meeting& meeting, uint64_t index) {
     auto group = std::make_shared<Group>(world_, name, static_cast<int>(ranks.size()));
     world_->groups.push_back(group);
     for (size_t i = 0; i < ranks.size(); ++i) {
-      meeting.parts[ranks[i].second] =
-          std::make_unique<InProcessCommunicator>(group, static_cast<int>(i));
+      const int rank = ranks[i].second;
+      meeting.parts[rank] = std::make_unique<InProcessCommunicator>(
+          group, static_cast<int>(i), meeting.votes[rank].flight_recorder);
     }
   }
 }
@@ -484,7 +489,8 @@ std::vector<std::unique_ptr<Communicator>> Create(int size, Options options) {
   world->groups.push_back(group);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank) {
-    ranks.push_back(std::make_unique<InProcessCommunicator>(group, rank));
+    ranks.push_back(std::make_unique<InProcessCommunicator>(
+        group, rank, std::make_shared<trace::FlightRecorder>()));
   }
   return ranks;
 }
