@@ -23,9 +23,8 @@ Work Communicator::AllReduce(at::Tensor tensor, ReduceOp op) {
 }
 
 Work Communicator::AllGatherInto(at::Tensor output, at::Tensor input) {
-  return Submit({.kind = OperationKind::kAllGather,
-                 .input = std::move(input),
-                 .output = std::move(output)});
+  return Submit(
+      {.kind = OperationKind::kAllGather, .input = std::move(input), .output = std::move(output)});
 }
 
 Work Communicator::ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -47,16 +46,13 @@ Work Communicator::GatherInto(at::Tensor output, at::Tensor input, int root) {
 }
 
 Work Communicator::AllToAll(at::Tensor output, at::Tensor input) {
-  return Submit({.kind = OperationKind::kAllToAll,
-                 .input = std::move(input),
-                 .output = std::move(output)});
+  return Submit(
+      {.kind = OperationKind::kAllToAll, .input = std::move(input), .output = std::move(output)});
 }
 
 Work Communicator::Send(at::Tensor tensor, int destination, int tag) {
-  return Submit({.kind = OperationKind::kSend,
-                 .input = std::move(tensor),
-                 .peer = destination,
-                 .tag = tag});
+  return Submit(
+      {.kind = OperationKind::kSend, .input = std::move(tensor), .peer = destination, .tag = tag});
 }
 
 Work Communicator::Recv(at::Tensor tensor, int source, int tag) {

@@ -18,28 +18,29 @@
 
 namespace lockstep::comm {
 
-// A group of ranks that move tensors among themselves. One object is one rank's end of it; ranks are
-// processes (comm/mpi, comm/nccl) or threads (comm/inprocess).
+// A group of ranks that move tensors among themselves. One object is one rank's end of it; ranks
+// are processes (comm/mpi, comm/nccl) or threads (comm/inprocess).
 //
 //   absl::StatusOr<std::unique_ptr<Communicator>> comm = mpi::Create(world);
 //   at::Tensor x = at::full({1000}, (*comm)->rank());
 //   absl::Status status = (*comm)->AllReduce(x, ReduceOp::kSum).Wait();
 //
 // ORDER. All ranks must issue the same collectives in the same order. Operations start in the order
-// they were issued in and complete on their own: a Send does not hold back the Recv after it. Across
-// communicators nothing is ordered, so code that shares ranks with other code works on a
+// they were issued in and complete on their own: a Send does not hold back the Recv after it.
+// Across communicators nothing is ordered, so code that shares ranks with other code works on a
 // communicator of its own, made by Split; all ranks must then issue in one consistent order across
 // the communicators that they wait on.
 //
 // TENSORS must be contiguous, on device(), of dtype f32, f64, f16, bf16, i32, i64 or u8. Any number
-// of elements goes, 0 too. Shapes do not matter, only numel() does. Inputs may be reused, and outputs
-// read, when the Work is done. Autograd is not involved: data is read and written behind its back.
+// of elements goes, 0 too. Shapes do not matter, only numel() does. Inputs may be reused, and
+// outputs read, when the Work is done. Autograd is not involved: data is read and written behind
+// its back.
 //
 // ERRORS. A refused operation (InvalidArgument, see Validate) has not started and spoils nothing.
 // Any other error breaks the communicator: what is pending and what is issued later fails with it.
-// Past its deadline (an option of each backend) an operation fails with DeadlineExceeded, which names
-// the operation, its sequence number, dtype and shape, this rank, and the ranks that had not arrived.
-// An error that nobody waited for is returned by the next call.
+// Past its deadline (an option of each backend) an operation fails with DeadlineExceeded, which
+// names the operation, its sequence number, dtype and shape, this rank, and the ranks that had not
+// arrived. An error that nobody waited for is returned by the next call.
 //
 // LIFETIME. Destruction runs no collective and does not wait. Communicators made by Split may
 // outlive the one that they were split from.
@@ -86,7 +87,8 @@ class Communicator {
   // Done when all ranks have issued it.
   Work Barrier();
 
-  // An uninitialised tensor in the memory that this backend moves best (pinned, registered, shared).
+  // An uninitialised tensor in the memory that this backend moves best (pinned, registered,
+  // shared).
   virtual at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype);
 
   // Collective, and blocking: ranks that give the same color form a communicator, ordered by key,
@@ -98,9 +100,9 @@ class Communicator {
   // the stream waits, never the host. See Work::Then.
   virtual void StartAfter(const Work& work) = 0;
 
-  // Fails what is pending and what is issued later, here and on the other ranks, with `reason`; from
-  // any thread. For MPI and NCCL the process must then exit: memory that the library may still touch
-  // is leaked.
+  // Fails what is pending and what is issued later, here and on the other ranks, with `reason`;
+  // from any thread. For MPI and NCCL the process must then exit: memory that the library may still
+  // touch is leaked.
   virtual void Abort(absl::Status reason) = 0;
 
   // Key-value store common to the ranks, for what is small and rare (addresses, names).

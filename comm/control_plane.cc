@@ -42,10 +42,10 @@ absl::Status GoneError(const std::string& what) {
 absl::Status DeadlineErrorBecause(const Operation& operation, const std::string& communicator,
                                   int rank, int size, absl::Duration waited,
                                   const std::string& why) {
-  return absl::DeadlineExceededError(absl::StrCat(
-      operation.ToString(), " of communicator ", communicator, " on rank ", rank, " of ", size,
-      " is not done after ", absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), ": ",
-      why));
+  return absl::DeadlineExceededError(
+      absl::StrCat(operation.ToString(), " of communicator ", communicator, " on rank ", rank,
+                   " of ", size, " is not done after ",
+                   absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), ": ", why));
 }
 
 }  // namespace
@@ -65,10 +65,10 @@ absl::Status DeadlineError(const Operation& operation, const std::string& commun
                                            : "; alive)");
     ranks.push_back(text);
   }
-  return DeadlineErrorBecause(
-      operation, communicator, rank, size, waited,
-      ranks.empty() ? "all ranks have arrived, so the transfer itself does not end"
-                    : absl::StrCat("waiting for ", absl::StrJoin(ranks, ", ")));
+  return DeadlineErrorBecause(operation, communicator, rank, size, waited,
+                              ranks.empty()
+                                  ? "all ranks have arrived, so the transfer itself does not end"
+                                  : absl::StrCat("waiting for ", absl::StrJoin(ranks, ", ")));
 }
 
 // What the thread works on; it may outlive the ControlPlane.
@@ -88,8 +88,8 @@ struct ControlPlane::Shared {
   bool aborted = false;                  // on_abort has run, or runs
   std::optional<absl::Status> to_abort;  // to be told to the Store
   std::map<std::string, std::weak_ptr<ControlGroup>> groups;
-  std::vector<int> wanted;              // world ranks that somebody asks about
-  std::vector<std::string> lines;       // their lines
+  std::vector<int> wanted;         // world ranks that somebody asks about
+  std::vector<std::string> lines;  // their lines
   bool has_answer = false;
 
   void Run();
@@ -182,9 +182,9 @@ ControlPlane::~ControlPlane() {
   shared_->stop = true;
   shared_->wake.notify_all();
   // The Store may hang, when rank 0 has been stopped: leave the thread to it.
-  const bool ended = shared_->answered.wait_for(
-      lock, absl::ToChronoMilliseconds(2 * shared_->options.interval),
-      [this] { return shared_->stopped; });
+  const bool ended =
+      shared_->answered.wait_for(lock, absl::ToChronoMilliseconds(2 * shared_->options.interval),
+                                 [this] { return shared_->stopped; });
   lock.unlock();
   if (ended) {
     thread_.join();
@@ -256,8 +256,8 @@ absl::Status ControlGroup::Deadline(const Operation& operation, absl::Duration w
     RankProgress progress{.rank = i};
     ParseProgress((*after)[i], name_, progress);
     progress.silent = (*before)[i] == (*after)[i];
-    const bool arrived = IsCollective(operation.kind) ? progress.issued >= operation.sequence
-                                                      : i != operation.peer;
+    const bool arrived =
+        IsCollective(operation.kind) ? progress.issued >= operation.sequence : i != operation.peer;
     if (!arrived || progress.silent) missing.push_back(std::move(progress));
   }
   return DeadlineError(operation, name_, rank_, size, waited, missing);
@@ -282,7 +282,8 @@ absl::Status ControlGroup::CheckSame(const Operation& operation, absl::Duration 
     if (!theirs.ok()) return theirs.status();
     ranks_by_signature[*theirs].push_back(absl::StrCat(i));
   }
-  // Who has issued this one has seen the one before everywhere, so nobody reads the one before that.
+  // Who has issued this one has seen the one before everywhere, so nobody reads the one before
+  // that.
   if (operation.sequence > 2) {
     if (absl::Status s = store.Delete(key(operation.sequence - 2, rank_)); !s.ok()) return s;
   }
@@ -292,9 +293,9 @@ absl::Status ControlGroup::CheckSame(const Operation& operation, absl::Duration 
     parts.push_back(absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "),
                                  ": ", signature));
   }
-  return absl::FailedPreconditionError(absl::StrCat("the ranks of communicator ", name_,
-                                                    " issued different operations as #",
-                                                    operation.sequence, ": ", absl::StrJoin(parts, "; ")));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the ranks of communicator ", name_, " issued different operations as #",
+                   operation.sequence, ": ", absl::StrJoin(parts, "; ")));
 }
 
 bool DetailMode() {

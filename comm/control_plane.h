@@ -27,10 +27,11 @@ struct RankProgress {
   bool silent = false;      // no sign of life: stopped, killed or cut off
 };
 
-// The error of an operation that is past its deadline: DeadlineExceeded, naming the operation, `rank`
-// and the ranks that it waits for with what is known of them.
+// The error of an operation that is past its deadline: DeadlineExceeded, naming the operation,
+// `rank` and the ranks that it waits for with what is known of them.
 absl::Status DeadlineError(const Operation& operation, const std::string& communicator, int rank,
-                           int size, absl::Duration waited, const std::vector<RankProgress>& missing);
+                           int size, absl::Duration waited,
+                           const std::vector<RankProgress>& missing);
 
 class ControlGroup;
 
@@ -78,12 +79,12 @@ class ControlGroup {
   void Issued(const Operation& operation);
   void Completed();
 
-  // The error of `operation`, which has waited for `waited`, after asking who has not arrived; takes
-  // a few intervals. Also where the Store does not answer, which is then part of the error.
+  // The error of `operation`, which has waited for `waited`, after asking who has not arrived;
+  // takes a few intervals. Also where the Store does not answer, which is then part of the error.
   absl::Status Deadline(const Operation& operation, absl::Duration waited);
 
-  // The detail mode: blocks until all ranks have issued operation.sequence; FailedPrecondition naming
-  // the ranks and operations where they differ, DeadlineExceeded after `timeout`.
+  // The detail mode: blocks until all ranks have issued operation.sequence; FailedPrecondition
+  // naming the ranks and operations where they differ, DeadlineExceeded after `timeout`.
   absl::Status CheckSame(const Operation& operation, absl::Duration timeout);
 
  private:
@@ -91,7 +92,8 @@ class ControlGroup {
   ControlGroup(std::shared_ptr<ControlPlane::Shared> shared, std::string name,
                std::vector<int> world_ranks, std::function<void(const absl::Status&)> on_abort);
 
-  // What the group's ranks last said of themselves; nullopt where the Store does not answer in time.
+  // What the group's ranks last said of themselves; nullopt where the Store does not answer in
+  // time.
   std::optional<std::vector<std::string>> AskPeers();
 
   const std::shared_ptr<ControlPlane::Shared> shared_;

@@ -21,9 +21,9 @@ class ControlPlaneTest : public ::testing::Test {
   ControlPlaneTest() {
     for (int rank = 0; rank < 3; ++rank) {
       planes_[rank] = std::make_unique<ControlPlane>(store_, rank, kQuick);
-      groups_[rank] = planes_[rank]->Join("world", {0, 1, 2}, [this, rank](const absl::Status& why) {
-        aborted_[rank].set_value(why);
-      });
+      groups_[rank] = planes_[rank]->Join(
+          "world", {0, 1, 2},
+          [this, rank](const absl::Status& why) { aborted_[rank].set_value(why); });
     }
   }
 
@@ -34,30 +34,35 @@ class ControlPlaneTest : public ::testing::Test {
 };
 
 TEST_F(ControlPlaneTest, DeadlineNamesWhoDidNotArrive) {
-  for (int rank : {0, 1, 2}) groups_[rank]->Issued({.kind = OperationKind::kBarrier, .sequence = 1});
+  for (int rank : {0, 1, 2})
+    groups_[rank]->Issued({.kind = OperationKind::kBarrier, .sequence = 1});
   groups_[0]->Issued(AllReduceOf(4, 2));
   groups_[2]->Issued(AllReduceOf(4, 2));
   const absl::Status status = groups_[0]->Deadline(AllReduceOf(4, 2), absl::Seconds(7));
-  EXPECT_EQ(status, absl::DeadlineExceededError(
-                        "AllReduce #2 (sum, Float [4]) of communicator world on rank 0 of 3 is not done "
-                        "after 7s: waiting for rank 1 (last issued Barrier #1; alive)"));
+  EXPECT_EQ(status,
+            absl::DeadlineExceededError(
+                "AllReduce #2 (sum, Float [4]) of communicator world on rank 0 of 3 is not done "
+                "after 7s: waiting for rank 1 (last issued Barrier #1; alive)"));
 }
 
 TEST_F(ControlPlaneTest, DeadlineTellsWhoGivesNoSignOfLife) {
   for (int rank : {0, 1, 2}) groups_[rank]->Issued(AllReduceOf(4, 1));
   planes_[2].reset();
   const absl::Status status = groups_[1]->Deadline(AllReduceOf(4, 1), absl::Seconds(7));
-  EXPECT_NE(std::string{status.message()}.find("waiting for rank 2 (last issued AllReduce #1; gives no "
-                                               "sign of life: stopped, killed or cut off)"),
-            std::string::npos)
+  EXPECT_NE(
+      std::string{status.message()}.find("waiting for rank 2 (last issued AllReduce #1; gives no "
+                                         "sign of life: stopped, killed or cut off)"),
+      std::string::npos)
       << status;
 }
 
 TEST_F(ControlPlaneTest, DeadlineOfARecvNamesItsPeer) {
-  const Operation recv = {.kind = OperationKind::kRecv, .output = at::ones({4}), .peer = 2, .sequence = 1};
+  const Operation recv = {
+      .kind = OperationKind::kRecv, .output = at::ones({4}), .peer = 2, .sequence = 1};
   const absl::Status status = groups_[0]->Deadline(recv, absl::Seconds(7));
-  EXPECT_NE(std::string{status.message()}.find("waiting for rank 2 (has issued nothing here; alive)"),
-            std::string::npos)
+  EXPECT_NE(
+      std::string{status.message()}.find("waiting for rank 2 (has issued nothing here; alive)"),
+      std::string::npos)
       << status;
 }
 
@@ -106,7 +111,8 @@ TEST(ControlPlaneStoreTest, TellsThatTheStoreHasGone) {
   server->reset();
   const absl::Status status = aborted.get_future().get();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(std::string{status.message()}.find("rank 0 has ended or cannot be reached"), 0) << status;
+  EXPECT_EQ(std::string{status.message()}.find("rank 0 has ended or cannot be reached"), 0)
+      << status;
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace lockstep::comm {
 struct Traffic {
   int64_t operations = 0;
   int64_t payload_bytes = 0;  // the larger of input and output of each
-  int64_t wire_bytes = 0;     // what a ring sends a rank: (n-1)/n of the payload, twice that for AllReduce
+  int64_t wire_bytes =
+      0;  // what a ring sends a rank: (n-1)/n of the payload, twice that for AllReduce
 };
 
 // Counts of all kinds, shared by a CountingCommunicator and those split from it. Thread-safe.

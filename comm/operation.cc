@@ -137,8 +137,8 @@ class Validator {
         !c10::isFloatingType(operation_.subject().scalar_type())) {
       Refuse("an average needs a floating-point dtype");
     }
-    const bool has_peer = kind == OperationKind::kBroadcast || kind == OperationKind::kGather ||
-                          !IsCollective(kind);
+    const bool has_peer =
+        kind == OperationKind::kBroadcast || kind == OperationKind::kGather || !IsCollective(kind);
     if (has_peer && (operation_.peer < 0 || operation_.peer >= size_)) {
       Refuse(absl::StrCat("rank ", operation_.peer, " is none of the ", size_, " ranks"));
     }
@@ -148,8 +148,9 @@ class Validator {
  private:
   void Refuse(const std::string& why) {
     if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat(
-          Name(operation_.kind), Parenthesized(Details(operation_)), " on rank ", rank_, ": ", why));
+      status_ = absl::InvalidArgumentError(absl::StrCat(Name(operation_.kind),
+                                                        Parenthesized(Details(operation_)),
+                                                        " on rank ", rank_, ": ", why));
     }
   }
 
@@ -157,8 +158,9 @@ class Validator {
     if (!tensor.defined()) {
       Refuse(absl::StrCat("the ", which, " is an undefined tensor"));
     } else if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
-      Refuse(absl::StrCat("the ", which,
-                          " is not contiguous; nothing is copied silently: pass tensor.contiguous()"));
+      Refuse(
+          absl::StrCat("the ", which,
+                       " is not contiguous; nothing is copied silently: pass tensor.contiguous()"));
     } else if (!SupportedDtype(tensor.scalar_type())) {
       Refuse(absl::StrCat(c10::toString(tensor.scalar_type()),
                           " is not supported; f32, f64, f16, bf16, i32, i64 and u8 are"));
@@ -200,10 +202,9 @@ class Validator {
     if (in_end <= out_begin || out_end <= in_begin) return;
     const bool gathers =
         operation_.kind == OperationKind::kAllGather || operation_.kind == OperationKind::kGather;
-    const bool own_slice =
-        (gathers && in_begin == out_begin + rank_ * in.nbytes()) ||
-        (operation_.kind == OperationKind::kReduceScatter &&
-         out_begin == in_begin + rank_ * out.nbytes());
+    const bool own_slice = (gathers && in_begin == out_begin + rank_ * in.nbytes()) ||
+                           (operation_.kind == OperationKind::kReduceScatter &&
+                            out_begin == in_begin + rank_ * out.nbytes());
     if (!own_slice) Refuse("input and output overlap other than as this rank's slice");
   }
 

@@ -48,8 +48,8 @@ struct Operation {
   ReduceOp op = ReduceOp::kSum;
   int peer = -1;          // root, destination or source
   int tag = 0;            // matches a Recv to its Send
-  uint64_t sequence = 0;  // counts the communicator's collectives from 1, the same on all ranks, and
-                          // this rank's Sends and Recvs apart; set when it is issued
+  uint64_t sequence = 0;  // counts the communicator's collectives from 1, the same on all ranks,
+                          // and this rank's Sends and Recvs apart; set when it is issued
 
   // The tensor that defines dtype and shape in messages: the input if there is one.
   const at::Tensor& subject() const { return input.defined() ? input : output; }
@@ -65,9 +65,9 @@ struct Operation {
 };
 
 // What every backend refuses: undefined, non-contiguous or sparse tensors, a dtype other than f32,
-// f64, f16, bf16, i32, i64, u8, tensors of different dtypes or on another device than `device`, sizes
-// that do not fit, a root or peer that is no rank, an average of integers, and an input that overlaps
-// the output other than as this rank's slice of it. InvalidArgument, naming the operation.
+// f64, f16, bf16, i32, i64, u8, tensors of different dtypes or on another device than `device`,
+// sizes that do not fit, a root or peer that is no rank, an average of integers, and an input that
+// overlaps the output other than as this rank's slice of it. InvalidArgument, naming the operation.
 absl::Status Validate(const Operation& operation, int rank, int size, at::Device device);
 
 }  // namespace lockstep::comm

@@ -1,14 +1,14 @@
 #include "lockstep/comm/store.h"
 
 #include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -102,10 +102,11 @@ std::shared_ptr<Store> Store::WithPrefix(const std::string& prefix) const {
 }
 
 absl::Status Store::Set(const std::string& key, const std::string& value) {
-  return Guarded(where_, [&] {
-           store_->set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
-           return true;
-         })
+  return Guarded(where_,
+                 [&] {
+                   store_->set(prefix_ + key, std::vector<uint8_t>(value.begin(), value.end()));
+                   return true;
+                 })
       .status();
 }
 

@@ -15,17 +15,18 @@ class Store;
 
 namespace lockstep::comm {
 
-// A key-value store common to all ranks, over c10d::TCPStore. One rank serves it, the others connect:
+// A key-value store common to all ranks, over c10d::TCPStore. One rank serves it, the others
+// connect:
 //
-//   auto store = rank == 0 ? Store::Serve(/*port=*/0) : Store::Connect(host, port, absl::Minutes(1));
-//   if (rank == 0) status = (*store)->Set("id", bytes);
+//   auto store = rank == 0 ? Store::Serve(/*port=*/0) : Store::Connect(host, port,
+//   absl::Minutes(1)); if (rank == 0) status = (*store)->Set("id", bytes);
 //   absl::StatusOr<std::string> id = (*store)->Get("id", absl::Minutes(1));
 //
 // It is for what is small and rare: a request takes a round trip to the serving rank. It needs
 // neither MPI nor a GPU, so it still answers when those do not. Keys and values are bytes.
 //
-// Errors: Unavailable when the serving rank cannot be reached (or has gone), DeadlineExceeded when a
-// key does not appear in time; both name the address or the key. Thread-safe: no call waits for
+// Errors: Unavailable when the serving rank cannot be reached (or has gone), DeadlineExceeded when
+// a key does not appear in time; both name the address or the key. Thread-safe: no call waits for
 // another, as waiting is done by asking again.
 class Store {
  public:
@@ -50,7 +51,8 @@ class Store {
   // The value of `key`, or nullopt while it is not set.
   absl::StatusOr<std::optional<std::string>> TryGet(const std::string& key);
 
-  // Adds to a counter, which starts at 0, and returns what it then is. Counters are read by Add(key, 0).
+  // Adds to a counter, which starts at 0, and returns what it then is. Counters are read by
+  // Add(key, 0).
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount);
 
   absl::Status Delete(const std::string& key);

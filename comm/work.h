@@ -51,13 +51,13 @@ class WorkState {
 // A handle to an operation that a Communicator has been asked for.
 //
 //   Work work = comm->AllReduce(gradient, ReduceOp::kSum);
-//   ...                                                // other work; the gradient must be left alone
-//   absl::Status status = work.Wait();                 // now it holds the sum
+//   ...                                                // other work; the gradient must be left
+//   alone absl::Status status = work.Wait();                 // now it holds the sum
 //
-// Copies share one operation. Dropping a Work is legal: the operation goes on, the backend keeps its
-// tensors alive until then, and an error nobody waited for is returned by the communicator's next
-// call. On the CPU Wait() blocks until the operation is done. On a GPU it makes the current stream
-// wait and returns; the host does not block.
+// Copies share one operation. Dropping a Work is legal: the operation goes on, the backend keeps
+// its tensors alive until then, and an error nobody waited for is returned by the communicator's
+// next call. On the CPU Wait() blocks until the operation is done. On a GPU it makes the current
+// stream wait and returns; the host does not block.
 class Work {
  public:
   // A work that is done, with `status`.
@@ -74,7 +74,8 @@ class Work {
   // place in the order of `next` is taken now, so all ranks order them alike. Hybrid sharding:
   //
   //   Work work = shard.ReduceScatterInto(mine, gradients, ReduceOp::kSum)
-  //                   .Then(replicas, [&](Communicator& c) { return c.AllReduce(mine, ReduceOp::kSum); });
+  //                   .Then(replicas, [&](Communicator& c) { return c.AllReduce(mine,
+  //                   ReduceOp::kSum); });
   //
   // If this work fails, then so do they.
   Work Then(Communicator& next, const std::function<Work(Communicator&)>& issue) const;

@@ -249,8 +249,8 @@ void Break(World& world, const absl::Status& reason) {
 }
 
 absl::Status State::Wait() {
-  while (!BlockUntil(std::max(deadline_, std::chrono::steady_clock::now() +
-                                             std::chrono::milliseconds(1)))) {
+  while (!BlockUntil(
+      std::max(deadline_, std::chrono::steady_clock::now() + std::chrono::milliseconds(1)))) {
     if (std::shared_ptr<Group> group = group_.lock()) group->TimeOut(this);
   }
   return Observe();
@@ -366,9 +366,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Group::Split(int rank, Vote vote) 
     Form(meeting, index);
     world_->met.notify_all();
   }
-  const bool met =
-      world_->met.wait_for(lock, absl::ToChronoMicroseconds(world_->options.deadline),
-                           [&] { return complete() || !world_->broken.ok(); });
+  const bool met = world_->met.wait_for(lock, absl::ToChronoMicroseconds(world_->options.deadline),
+                                        [&] { return complete() || !world_->broken.ok(); });
   if (!world_->broken.ok()) return world_->broken;
   if (!met) {
     std::string missing;
@@ -377,8 +376,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Group::Split(int rank, Vote vote) 
     }
     const absl::Status status = absl::DeadlineExceededError(
         absl::StrCat("Split #", index, " of communicator ", name_, " on rank ", rank, " of ",
-                     size(), " is not done after ",
-                     absl::FormatDuration(world_->options.deadline), ": waiting for rank ", missing));
+                     size(), " is not done after ", absl::FormatDuration(world_->options.deadline),
+                     ": waiting for rank ", missing));
     lock.unlock();
     Break(*world_, status);
     return status;
@@ -413,8 +412,8 @@ void Group::TimeOut(const State* state) {
     std::lock_guard<std::mutex> lock(world_->mutex);
     const Entry* entry = Find(state);
     if (entry == nullptr) return;  // it is being carried out
-    status = DeadlineError(entry->operation, name_, entry->rank, size(), state->age(),
-                           Missing(*entry));
+    status =
+        DeadlineError(entry->operation, name_, entry->rank, size(), state->age(), Missing(*entry));
   }
   Break(*world_, status);
 }
@@ -422,9 +421,8 @@ void Group::TimeOut(const State* state) {
 std::vector<RankProgress> Group::Missing(const Entry& entry) {
   std::vector<RankProgress> missing;
   const auto add = [&](int rank) {
-    missing.push_back({.rank = rank,
-                       .issued = ranks_[rank].collectives,
-                       .last_issued = Name(ranks_[rank].last)});
+    missing.push_back(
+        {.rank = rank, .issued = ranks_[rank].collectives, .last_issued = Name(ranks_[rank].last)});
   };
   if (!IsCollective(entry.operation.kind)) {
     add(entry.operation.peer);

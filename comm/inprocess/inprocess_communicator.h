@@ -20,8 +20,9 @@ struct Options {
 //   other.join();
 //
 // The reference backend and test bed: it needs no launcher, checks at every collective that all
-// ranks issued the same one, and adds in the order of the ranks, so that results are reproducible. A
-// collective is carried out by the thread of the last rank that issues it; tensors are on the CPU.
+// ranks issued the same one, and adds in the order of the ranks, so that results are reproducible.
+// A collective is carried out by the thread of the last rank that issues it; tensors are on the
+// CPU.
 //
 // Abort, a mismatch or a deadline fails this world's communicators, those made by Split too.
 std::vector<std::unique_ptr<Communicator>> Create(int size, Options options = {});

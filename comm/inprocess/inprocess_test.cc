@@ -1,10 +1,9 @@
-#include "lockstep/comm/inprocess/inprocess_communicator.h"
-
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "lockstep/comm/inprocess/inprocess_communicator.h"
 #include "lockstep/comm/testing/conformance.h"
 #include "lockstep/comm/testing/run_ranks.h"
 
@@ -30,9 +29,10 @@ TEST(InProcessTest, NamesRanksThatIssuedSomethingElse) {
     at::Tensor x = at::ones({4 + comm.rank() / 2});
     const absl::Status status = comm.AllReduce(x, ReduceOp::kSum).Wait();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(std::string{status.message()},
-              "the ranks of communicator world issued different operations as #1: rank 0: AllReduce "
-              "(sum, Float, 4 elements); rank 2: AllReduce (sum, Float, 5 elements)");
+    EXPECT_EQ(
+        std::string{status.message()},
+        "the ranks of communicator world issued different operations as #1: rank 0: AllReduce "
+        "(sum, Float, 4 elements); rank 2: AllReduce (sum, Float, 5 elements)");
   });
 }
 

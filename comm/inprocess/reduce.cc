@@ -12,7 +12,8 @@ namespace {
 template <typename T>
 void ReduceAs(T* output, const std::vector<const void*>& inputs, int64_t count, ReduceOp op) {
   using Accumulator =
-      std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
+      std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float,
+                         T>;
   const auto combine = [&](auto function) {
     for (int64_t i = 0; i < count; ++i) {
       auto total = static_cast<Accumulator>(static_cast<const T*>(inputs[0])[i]);

@@ -14,16 +14,15 @@
 namespace lockstep::comm::testing {
 namespace {
 
-const at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf, at::kBFloat16,
-                                  at::kInt,      at::kLong,   at::kByte};
+const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                  at::kInt,   at::kLong,   at::kByte};
 const int64_t kSizes[] = {0, 1, 3, 257, 4096 + 1};
 
 // What rank `rank` has at `index`: 0 to 6, so that sums of 4 ranks and products of 3s stay small.
 int64_t Value(int rank, int64_t index) { return (index + 3 * rank) % 7; }
 
 // `values` of `count` elements, as a tensor of any dtype.
-at::Tensor Make(int64_t count, at::ScalarType dtype,
-                const std::function<double(int64_t)>& values) {
+at::Tensor Make(int64_t count, at::ScalarType dtype, const std::function<double(int64_t)>& values) {
   at::Tensor exact = at::empty({count}, at::kDouble);
   double* data = exact.mutable_data_ptr<double>();
   for (int64_t i = 0; i < count; ++i) data[i] = values(i);
@@ -111,9 +110,12 @@ TEST_P(CommunicatorConformance, AllReducesEveryDtypeAndOp) {
           };
           at::Tensor x = Make(count, dtype, [&](int64_t i) { return value(comm.rank(), i); });
           ExpectOk(comm.AllReduce(x, op).Wait());
-          ExpectEqual(x, Make(count, dtype, [&](int64_t i) {
-                        return Combine(op, comm.size(), [&](int rank) { return value(rank, i); });
-                      }),
+          ExpectEqual(x,
+                      Make(count, dtype,
+                           [&](int64_t i) {
+                             return Combine(op, comm.size(),
+                                            [&](int rank) { return value(rank, i); });
+                           }),
                       comm, std::string("AllReduce ") + Name(op));
         }
       }
@@ -131,16 +133,18 @@ TEST_P(CommunicatorConformance, ReduceScattersEveryDtypeAndOp) {
             const auto value = [&](int rank, int64_t i) {
               return Reducible(op, comm.size(), rank, i);
             };
-            at::Tensor in = Make(count * comm.size(), dtype,
-                                 [&](int64_t i) { return value(comm.rank(), i); });
-            at::Tensor out = in_place ? in.narrow(0, comm.rank() * count, count)
-                                      : at::empty({count}, dtype);
+            at::Tensor in =
+                Make(count * comm.size(), dtype, [&](int64_t i) { return value(comm.rank(), i); });
+            at::Tensor out =
+                in_place ? in.narrow(0, comm.rank() * count, count) : at::empty({count}, dtype);
             ExpectOk(comm.ReduceScatterInto(out, in, op).Wait());
-            ExpectEqual(out, Make(count, dtype, [&](int64_t i) {
-                          return Combine(op, comm.size(), [&](int rank) {
-                            return value(rank, comm.rank() * count + i);
-                          });
-                        }),
+            ExpectEqual(out,
+                        Make(count, dtype,
+                             [&](int64_t i) {
+                               return Combine(op, comm.size(), [&](int rank) {
+                                 return value(rank, comm.rank() * count + i);
+                               });
+                             }),
                         comm, std::string("ReduceScatter ") + Name(op));
           }
         }
@@ -204,9 +208,11 @@ TEST_P(CommunicatorConformance, ExchangesAllToAll) {
         });
         at::Tensor out = at::empty({count * comm.size()}, dtype);
         ExpectOk(comm.AllToAll(out, in).Wait());
-        ExpectEqual(out, Make(count * comm.size(), dtype, [&](int64_t i) {
-                      return value(static_cast<int>(i / count), comm.rank(), i % count);
-                    }),
+        ExpectEqual(out,
+                    Make(count * comm.size(), dtype,
+                         [&](int64_t i) {
+                           return value(static_cast<int>(i / count), comm.rank(), i % count);
+                         }),
                     comm, "AllToAll");
       }
     }
@@ -373,9 +379,10 @@ TEST_P(CommunicatorConformance, ThenStartsAfterTheWork) {
       const int n = comm.size();
       at::Tensor in = at::full({n * 100}, round + 1, at::kLong);
       at::Tensor mine = at::zeros({100}, at::kLong);
-      Work work = comm.ReduceScatterInto(mine, in, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
-        return c.AllReduce(mine, ReduceOp::kSum);
-      });
+      Work work =
+          comm.ReduceScatterInto(mine, in, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
+            return c.AllReduce(mine, ReduceOp::kSum);
+          });
       ExpectOk(work.Wait());
       ExpectEqual(mine, at::full({100}, (round + 1) * n * n, at::kLong), comm, "Then");
     }
@@ -399,8 +406,7 @@ TEST_P(CommunicatorConformance, HasAStore) {
     const std::string key = "conformance/" + std::to_string(comm.rank());
     ExpectOk(comm.store().Set(key, "here"));
     for (int rank = 0; rank < comm.size(); ++rank) {
-      auto value =
-          comm.store().Get("conformance/" + std::to_string(rank), absl::Seconds(60));
+      auto value = comm.store().Get("conformance/" + std::to_string(rank), absl::Seconds(60));
       ASSERT_TRUE(value.ok()) << value.status();
       EXPECT_EQ(*value, "here");
     }
@@ -426,8 +432,9 @@ TEST_P(CommunicatorConformance, RefusesWhatItCannotDo) {
     ExpectRefused(comm.Send(at::ones({4}), -1), "is none of the");
     ExpectRefused(comm.GatherInto(at::ones({4}), at::ones({4}), -1), "is none of the");
     at::Tensor both = at::ones({4 * n + 1});
-    ExpectRefused(comm.AllGatherInto(both.narrow(0, 0, 4 * n), both.narrow(0, 4 * comm.rank() + 1, 4)),
-                  "overlap");
+    ExpectRefused(
+        comm.AllGatherInto(both.narrow(0, 0, 4 * n), both.narrow(0, 4 * comm.rank() + 1, 4)),
+        "overlap");
     // Nothing was started or spoilt.
     at::Tensor x = at::ones({4});
     ExpectOk(comm.AllReduce(x, sum).Wait());

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::parallel {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// What a strategy did in its last step: from the first backward that synchronised to its end.
+struct StepStatistics {
+  absl::Duration backward;       // wall time of backward on this rank, waiting included
+  absl::Duration communication;  // time during which a collective of this strategy was under way
+  absl::Duration exposed;        // of that, the time for which this rank waited
+  int64_t collectives = 0;       // buckets, for DDP
+  int64_t payload_bytes = 0;
+};
+
+// Common face of none, manual, ddp and fsdp, so that one training loop runs under any of them:
+//
+//   std::unique_ptr<Strategy> strategy = ...;       // takes the model and a communicator
+//   torch::optim::AdamW optimizer(strategy->parameters(), 1e-3);
+//   for (auto& batch : loader) {
+//     optimizer.zero_grad();
+//     at::Tensor loss = cross_entropy(model(batch["images"]), batch["labels"]);
+//     loss.backward();
+//     strategy->FinishBackward();                   // none, ddp, fsdp: done already
+//     strategy->ClipGradNorm(1.0);
+//     optimizer.step();
+//   }
+//
+// A strategy holds the model, changes it in place (hooks, gradients, FSDP: the parameters' memory),
+// and works on a communicator of its own that it Splits from the given one; construction is
+// collective. Losses are means over a rank's batch and gradients are averaged over ranks, so equal
+// batches give what one process would compute on all of them together.
+//
+// ERRORS. Constructors, hooks in backward and everything here throw StatusError where a Status from
+// the communicator or the model's shape demands it. The strategy's communicator has then been
+// aborted: other ranks do not wait for this one.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+  Strategy(const Strategy&) = delete;
+  Strategy& operator=(const Strategy&) = delete;
+
+  // "none", "manual", "ddp" or "fsdp".
+  virtual std::string name() const = 0;
+
+  // What the optimizer is to update, in the model's order, under the parameters' names: the
+  // parameters, or for FSDP this rank's 1-D slices of them. Build the optimizer after the strategy.
+  const std::vector<NamedTensor>& named_parameters() const { return parameters_; }
+  std::vector<at::Tensor> parameters() const;
+
+  // Call after backward: afterwards the gradients of parameters() are averaged over the ranks.
+  // Only manual has anything left to do then.
+  virtual void FinishBackward() {}
+
+  // While the returned scope lives, backward accumulates this rank's gradients without
+  // communication; the first backward after it averages the sums. All ranks alike.
+  class NoSyncScope {
+   public:
+    explicit NoSyncScope(Strategy& strategy) : strategy_(strategy), outer_(strategy.sync_) {
+      strategy_.sync_ = false;
+    }
+    ~NoSyncScope() { strategy_.sync_ = outer_; }
+    NoSyncScope(const NoSyncScope&) = delete;
+    NoSyncScope& operator=(const NoSyncScope&) = delete;
+
+   private:
+    Strategy& strategy_;
+    const bool outer_;
+  };
+  [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(*this); }
+
+  // Scales the gradients so that their 2-norm over all parameters and ranks is at most `max_norm`;
+  // returns what it was. Collective under FSDP.
+  virtual double ClipGradNorm(double max_norm);
+
+  // Calls `visit` with each parameter and buffer of the model: its name and full value, on every
+  // rank, in the model's order within a Unit, Unit by Unit, so that FSDP never holds more than one
+  // of them in full. The tensor is good until `visit` returns. Collective under FSDP; not between
+  // forward and backward.
+  using StateVisitor = std::function<void(const std::string& name, const at::Tensor& full)>;
+  virtual void VisitState(const StateVisitor& visit);
+
+  // The same, and `update` may overwrite the values in place; all ranks must write the same.
+  using StateUpdater = std::function<void(const std::string& name, at::Tensor full)>;
+  virtual void UpdateState(const StateUpdater& update);
+
+  const StepStatistics& last_step() const { return last_step_; }
+
+ protected:
+  // named_parameters() starts as the model's trainable parameters, each once.
+  explicit Strategy(std::shared_ptr<torch::nn::Module> model);
+
+  torch::nn::Module& model() { return *model_; }
+  bool sync() const { return sync_; }
+  void set_parameters(std::vector<NamedTensor> parameters) { parameters_ = std::move(parameters); }
+  void set_last_step(const StepStatistics& step) { last_step_ = step; }
+
+  // Scales the gradients of parameters() where `norm` exceeds `max_norm`, as torch.nn.utils does.
+  void ScaleGradients(double norm, double max_norm);
+
+  // Sum of the squares of the gradients of parameters(), in double.
+  double SumOfSquares() const;
+
+ private:
+  const std::shared_ptr<torch::nn::Module> model_;
+  std::vector<NamedTensor> parameters_;
+  bool sync_ = true;
+  StepStatistics last_step_;
+};
+
+// A communicator of the strategy's own, over the same ranks. Throws StatusError.
+std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm);
+
+// Copies rank 0's values of the model's parameters and buffers to all ranks. Throws StatusError.
+void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm);
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,229 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <array>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace lockstep::parallel {
+
+// Modules with hooks, which LibTorch's C++ modules lack.
+//
+// A Unit is a module holder whose module runs hooks around forward. It is also what strategies work
+// on: FSDP shards, gathers and frees the parameters of one Unit at a time, so the blocks of a model
+// that repeat, and the model itself, are Units:
+//
+//   class BlockImpl : public torch::nn::Module {
+//    public:
+//     explicit BlockImpl(int64_t dim) : linear(register_module("linear", torch::nn::Linear(dim,
+//     dim))) {} at::Tensor forward(at::Tensor x) { return x + linear(x); } torch::nn::Linear
+//     linear;
+//   };
+//   using Block = parallel::Unit<BlockImpl>;         // in the place of TORCH_MODULE(Block)
+//   using Linear = parallel::Unit<torch::nn::LinearImpl>;
+//
+//   Block block(64);
+//   HookHandle handle = block->AddPreForwardHook([](const std::vector<at::Tensor*>& inputs) { ...
+//   }); block(x);                                        // runs it; so do block->forward(x) and
+//   Sequential
+//
+// Impl may be any module with one forward, not overloaded and no template. Names in state dicts are
+// those of Impl. Only block->as<BlockImpl>()->forward(x) goes around the hooks. A Unit without
+// hooks costs one comparison a call.
+//
+// Hooks see the tensors among the arguments and results: at::Tensor itself, and those in vectors,
+// arrays, optionals, pairs and tuples. A struct of yours takes part when its namespace has
+//
+//   void ForEachTensor(MyOutput& output, const std::function<void(at::Tensor&)>& visit);
+//
+// Hooks belong to the module: copies of the holder share them. They are called on the thread that
+// calls forward; adding, removing and calling them is not synchronised.
+class HookList;
+
+// Removes its hook when destroyed. Move-only; may outlive the module.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  HookHandle(HookHandle&& other) noexcept;
+  HookHandle& operator=(HookHandle&& other) noexcept;
+  ~HookHandle();
+
+  void Remove();
+
+ private:
+  friend class HookList;
+  HookHandle(std::weak_ptr<HookList> list, int64_t id) : list_(std::move(list)), id_(id) {}
+
+  std::weak_ptr<HookList> list_;
+  int64_t id_ = 0;
+};
+
+// Gets the tensors of all arguments (pre-forward) or results (post-forward), and may replace them:
+// `*tensors[0] = tensors[0]->to(at::kBFloat16)`. May throw, StatusError for instance.
+using ForwardHook = std::function<void(const std::vector<at::Tensor*>& tensors)>;
+
+class HookList : public std::enable_shared_from_this<HookList> {
+ public:
+  HookHandle Add(ForwardHook hook);
+  void Remove(int64_t id);
+  bool empty() const { return hooks_.empty(); }
+  void Run(const std::vector<at::Tensor*>& tensors) const;
+  void RunReversed(const std::vector<at::Tensor*>& tensors) const;
+
+ private:
+  std::list<std::pair<int64_t, ForwardHook>> hooks_;
+  int64_t next_id_ = 1;
+};
+
+namespace internal {
+
+template <typename T>
+void CollectTensors(T& value, std::vector<at::Tensor*>& tensors);
+
+template <typename T>
+struct IsTuple : std::false_type {};
+template <typename... T>
+struct IsTuple<std::tuple<T...>> : std::true_type {};
+template <typename A, typename B>
+struct IsTuple<std::pair<A, B>> : std::true_type {};
+
+template <typename T>
+struct IsSequence : std::false_type {};
+template <typename T, typename A>
+struct IsSequence<std::vector<T, A>> : std::true_type {};
+template <typename T, size_t n>
+struct IsSequence<std::array<T, n>> : std::true_type {};
+
+template <typename T>
+struct IsOptional : std::false_type {};
+template <typename T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+template <typename T>
+void CollectTensors(T& value, std::vector<at::Tensor*>& tensors) {
+  if constexpr (std::is_const_v<T>) {
+    // Hooks could not replace it.
+  } else if constexpr (std::is_base_of_v<at::Tensor, T>) {
+    if (value.defined()) tensors.push_back(&value);
+  } else if constexpr (IsTuple<T>::value) {
+    std::apply([&](auto&... each) { (CollectTensors(each, tensors), ...); }, value);
+  } else if constexpr (IsOptional<T>::value) {
+    if (value) CollectTensors(*value, tensors);
+  } else if constexpr (IsSequence<T>::value) {
+    if constexpr (!std::is_same_v<T, std::vector<bool>>) {
+      for (auto& each : value) CollectTensors(each, tensors);
+    }
+  } else if constexpr (requires(const std::function<void(at::Tensor&)>& visit) {
+                         ForEachTensor(value, visit);
+                       }) {
+    ForEachTensor(value, [&](at::Tensor& tensor) { CollectTensors(tensor, tensors); });
+  }
+}
+
+}  // namespace internal
+
+// What a strategy sees of a Unit's module, whatever its Impl. Found among a model's modules by
+// dynamic_cast, see FindUnits.
+class UnitModule {
+ public:
+  virtual ~UnitModule() = default;
+
+  // Runs before forward, in the order in which hooks were added.
+  HookHandle AddPreForwardHook(ForwardHook hook) { return pre_forward_->Add(std::move(hook)); }
+
+  // Runs after forward, in the reverse of that order.
+  HookHandle AddPostForwardHook(ForwardHook hook) { return post_forward_->Add(std::move(hook)); }
+
+  virtual torch::nn::Module& module() = 0;
+
+ protected:
+  // Calls forward(args...) between the hooks.
+  template <typename Result, typename... Args, typename Forward>
+  Result CallWithHooks(Forward forward, Args&&... args) {
+    if (pre_forward_->empty() && post_forward_->empty()) {
+      return forward(std::forward<Args>(args)...);
+    }
+    // Arguments that are not the caller's own variables are copied, for hooks to replace.
+    std::tuple<std::conditional_t<std::is_lvalue_reference_v<Args> &&
+                                      !std::is_const_v<std::remove_reference_t<Args>>,
+                                  Args, std::decay_t<Args>>...>
+    held(std::forward<Args>(args)...);
+    std::vector<at::Tensor*> tensors;
+    if (!pre_forward_->empty()) {
+      internal::CollectTensors(held, tensors);
+      pre_forward_->Run(tensors);
+    }
+    Result result = std::apply(
+        [&](auto&... each) -> Result { return forward(static_cast<Args&&>(each)...); }, held);
+    if (!post_forward_->empty()) {
+      tensors.clear();
+      internal::CollectTensors(result, tensors);
+      post_forward_->RunReversed(tensors);
+    }
+    return result;
+  }
+
+ private:
+  const std::shared_ptr<HookList> pre_forward_ = std::make_shared<HookList>();
+  const std::shared_ptr<HookList> post_forward_ = std::make_shared<HookList>();
+};
+
+// Impl with hooks around its forward, whose signature is taken over.
+template <typename Impl, typename Forward = decltype(&Impl::forward)>
+class Hooked;
+
+template <typename Impl, typename Owner, typename Result, typename... Args>
+class Hooked<Impl, Result (Owner::*)(Args...)> : public Impl, public UnitModule {
+ public:
+  using Impl::Impl;
+
+  Result forward(Args... args) {
+    return this->template CallWithHooks<Result, Args...>(
+        [this](Args... inner) -> Result { return Impl::forward(std::forward<Args>(inner)...); },
+        std::forward<Args>(args)...);
+  }
+
+  torch::nn::Module& module() override { return *this; }
+};
+
+template <typename Impl, typename Owner, typename Result, typename... Args>
+class Hooked<Impl, Result (Owner::*)(Args...) const> : public Impl, public UnitModule {
+ public:
+  using Impl::Impl;
+
+  Result forward(Args... args) {
+    return this->template CallWithHooks<Result, Args...>(
+        [this](Args... inner) -> Result { return Impl::forward(std::forward<Args>(inner)...); },
+        std::forward<Args>(args)...);
+  }
+
+  torch::nn::Module& module() override { return *this; }
+};
+
+template <typename Impl>
+class Unit : public torch::nn::ModuleHolder<Hooked<Impl>> {
+ public:
+  using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
+};
+
+// A Unit in a model: its name there ("" for the model itself, "blocks.0", ...) and its module.
+struct NamedUnit {
+  std::string name;
+  UnitModule* unit = nullptr;
+};
+
+// All Units of a model, itself included, outer ones first, in the order in which they were
+// registered; one that is registered in several places once, under its first name.
+std::vector<NamedUnit> FindUnits(torch::nn::Module& model);
+
+}  // namespace lockstep::parallel
