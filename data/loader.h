@@ -1,8 +1,10 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,7 +31,8 @@ struct LoaderStats {
 
 // Batches of a dataset in a sampler's order, read ahead while the model trains.
 //
-//   data::Loader loader(dataset, sampler, {.batch_size = 64});
+//   data::Loader loader(dataset, data::DistributedSampler({.size = dataset->size()}),
+//                       {.batch_size = 64});
 //   for (int epoch = 0; epoch < 3; ++epoch) {
 //     loader.SetEpoch(epoch);
 //     for (const data::Batch& batch : loader) Train(batch["images"], batch["labels"]);
@@ -50,6 +53,10 @@ class Loader {
   // and drop_last where an epoch has less than one batch.
   Loader(std::shared_ptr<Dataset> dataset, std::shared_ptr<const Sampler> sampler,
          LoaderOptions options);
+  // The same with a sampler of the loader's own.
+  template <std::derived_from<Sampler> S>
+  Loader(std::shared_ptr<Dataset> dataset, S sampler, LoaderOptions options)
+      : Loader(std::move(dataset), std::make_shared<const S>(std::move(sampler)), options) {}
   ~Loader();  // Waits for the read that is going on, at most one batch.
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;

@@ -281,6 +281,12 @@ TEST_P(LoaderTest, CanBeDestroyedAtAnyPoint) {
 
 INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderTest, testing::Values(0, 1, 2, 5));
 
+TEST(Loader, TakesASamplerAndADatasetAsTheyAreMade) {
+  Loader loader(std::make_unique<Tens>(5), DistributedSampler({.size = 5, .shuffle = false}),
+                {.batch_size = 3});
+  EXPECT_THAT(Rest(loader), ElementsAre(ElementsAre(0, 10, 20), ElementsAre(30, 40)));
+}
+
 TEST(Loader, ReadsAheadAsFarAsToldAndDoesNotCountIt) {
   auto tens = std::make_shared<Tens>(100);
   Loader loader(tens, Sequential(100), {.batch_size = 1, .prefetch_batches = 4});
