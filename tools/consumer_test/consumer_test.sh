@@ -22,5 +22,5 @@ trap stop EXIT
 cd "$here/workspace"
 bazel test --symlink_prefix=/ //... </dev/null 2>&1 | tee "$out/log"
 for test in "$@"; do
-  grep -qE "^$test +PASSED" "$out/log" || { echo "consumer_test: $test did not run"; exit 1; }
+  grep -qE "^$test +(\(cached\) )?PASSED" "$out/log" || { echo "consumer_test: $test did not run"; exit 1; }
 done
