@@ -6,6 +6,8 @@
 #include <future>
 #include <string>
 
+#include "absl/time/clock.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -47,6 +49,9 @@ TEST_F(ControlPlaneTest, DeadlineNamesWhoDidNotArrive) {
 
 TEST_F(ControlPlaneTest, DeadlineTellsWhoGivesNoSignOfLife) {
   for (int rank : {0, 1, 2}) groups_[rank]->Issued(AllReduceOf(4, 1));
+  while (store_->TryGet("rank/2")->value_or("").find("AllReduce") == std::string::npos) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   planes_[2].reset();
   const absl::Status status = groups_[1]->Deadline(AllReduceOf(4, 1), absl::Seconds(7));
   EXPECT_NE(

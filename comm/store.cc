@@ -1,6 +1,10 @@
 #include "lockstep/comm/store.h"
 
 #include <c10/util/Logging.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <resolv.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
@@ -48,6 +52,35 @@ void QuietLog() {
   }
 }
 
+// c10d looks up the names of the addresses that it connects to, for its log: 5 seconds where the
+// DNS does not answer. While this lives, this thread asks no DNS.
+class NoNameLookups {
+ public:
+  NoNameLookups() {
+    res_init();
+    servers_ = std::exchange(_res.nscount, 0);
+  }
+  ~NoNameLookups() { _res.nscount = servers_; }
+  NoNameLookups(const NoNameLookups&) = delete;
+  NoNameLookups& operator=(const NoNameLookups&) = delete;
+
+ private:
+  int servers_;
+};
+
+// The first address of `host` as a number, or `host` where it has none.
+std::string NumericAddress(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), /*service=*/nullptr, &hints, &found) != 0) return host;
+  char text[NI_MAXHOST] = "";
+  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof(text),
+                                /*serv=*/nullptr, /*servlen=*/0, NI_NUMERICHOST);
+  freeaddrinfo(found);
+  return error == 0 ? text : host;
+}
+
 std::string ToString(const std::vector<uint8_t>& bytes) {
   return std::string(bytes.begin(), bytes.end());
 }
@@ -62,8 +95,10 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Serve(int port) {
   QuietLog();
   options.port = static_cast<uint16_t>(port);
   options.isServer = true;
+  options.useLibUV = false;  // the libuv server looks up the name of each client: see NoNameLookups
   options.waitWorkers = false;
   try {
+    const NoNameLookups guard;
     auto store = c10::make_intrusive<c10d::TCPStore>("localhost", options);
     const int bound = store->getPort();
     return std::shared_ptr<Store>(
@@ -82,9 +117,11 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Connect(const std::string& host, i
   options.waitWorkers = false;
   options.timeout = absl::ToChronoMilliseconds(timeout);
   const std::string where = absl::StrCat(host, ":", port);
+  const std::string address = NumericAddress(host);
   try {
+    const NoNameLookups guard;
     return std::shared_ptr<Store>(
-        new Store(Share(c10::make_intrusive<c10d::TCPStore>(host, options)), where, "", 0));
+        new Store(Share(c10::make_intrusive<c10d::TCPStore>(address, options)), where, "", 0));
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("no store could be reached at ", where, " within ",
                                                absl::FormatDuration(timeout), ": ",

@@ -1,0 +1,444 @@
+#include "lockstep/comm/mpi/engine.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lockstep/comm/mpi/mpi_status.h"
+
+namespace lockstep::comm::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// A call of MPI that takes longer than this moved data: it is worth to call again at once.
+constexpr nanoseconds kBusyStep = microseconds(10);
+
+constexpr nanoseconds kSpin = microseconds(50);  // waiting: first, without giving up the core
+constexpr nanoseconds kYield = milliseconds(2);  // then, until here, with sched_yield
+constexpr nanoseconds kMinSleep = microseconds(20);
+constexpr nanoseconds kMaxSleep = milliseconds(1);
+
+// The thread: between two looks while somebody waits, or nothing is pending but something was of
+// late.
+constexpr nanoseconds kNap = microseconds(100);
+constexpr nanoseconds kLinger = milliseconds(5);
+constexpr milliseconds kExpiryInterval(100);
+
+nanoseconds SleepAfter(nanoseconds waited) {
+  return std::clamp<nanoseconds>(waited / 100, kMinSleep, kMaxSleep);
+}
+
+void Relax() { __builtin_ia32_pause(); }
+
+}  // namespace
+
+State::State(std::weak_ptr<Group> group, Operation operation, absl::Duration deadline)
+    : group_(std::move(group)),
+      issued_(Clock::now()),
+      deadline_(issued_ + absl::ToChronoMicroseconds(std::min(deadline, absl::Hours(24 * 365)))),
+      operation_(std::move(operation)) {}
+
+absl::Status State::Wait() {
+  if (!IsDone()) Engine::Get().Drive(*this);
+  return Observe();
+}
+
+// How a waiting thread spends the time between two steps.
+class Engine::Pause {
+ public:
+  explicit Pause(bool spin) : spin_(spin ? kSpin : nanoseconds(0)) {}
+
+  // How long to sleep before the next step; zero: not at all.
+  nanoseconds Next(bool busy) {
+    const Clock::time_point now = Clock::now();
+    if (busy) idle_since_ = now;
+    const nanoseconds idle = now - idle_since_;
+    if (idle < spin_) {
+      Relax();
+    } else if (idle < kYield) {
+      sched_yield();
+    } else {
+      return SleepAfter(idle);
+    }
+    return nanoseconds(0);
+  }
+
+ private:
+  const nanoseconds spin_;
+  Clock::time_point idle_since_ = Clock::now();
+};
+
+Engine& Engine::Get() {
+  static Engine* engine = new Engine;
+  return *engine;
+}
+
+Work Engine::Issue(const std::shared_ptr<Group>& group, Operation operation) {
+  World& world = *group->world;
+  std::shared_ptr<State> state;
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    if (!world.broken.ok()) return Work(world.broken);
+    if (IsCollective(operation.kind)) {
+      operation.sequence = ++group->collectives;
+      group->control->Issued(operation);
+      if (world.detail) QueueDetailCheck(group, operation);
+    } else {
+      operation.sequence = ++group->transfers;
+    }
+    state = std::make_shared<State>(group, operation, world.options.deadline);
+    group->queue.push_back({.operation = std::move(operation), .state = state});
+    world.pending.insert(state);
+    pending_.fetch_add(1);
+    ready_.push_back(group);
+    has_ready_ = true;
+  }
+  TryStep();
+  if (!state->IsDone()) WakeThread();
+  return Work(std::move(state));
+}
+
+// Has a thread compare what the ranks issue, which the group's queue then waits for. Needs queues_.
+void Engine::QueueDetailCheck(const std::shared_ptr<Group>& group, const Operation& operation) {
+  auto checked = std::make_shared<WorkState>();
+  group->queue.push_back({.after = Work(checked)});
+  group->checks.push_back([this, group, operation, checked] {
+    absl::Status status = group->control->CheckSame(operation, group->world->options.deadline);
+    if (!status.ok()) BreakEverywhere(*group->world, status);
+    checked->Finish(status);
+    MarkReady(group);
+  });
+  if (group->checks.size() > 1) return;  // a thread is at it
+  std::thread([this, group] {
+    std::unique_lock<std::mutex> lock(queues_);
+    while (!group->checks.empty()) {
+      const std::function<void()> check = group->checks.front();
+      lock.unlock();
+      check();
+      lock.lock();
+      group->checks.pop_front();
+    }
+  }).detach();
+}
+
+void Engine::MarkReady(const std::shared_ptr<Group>& group) {
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    ready_.push_back(group);
+    has_ready_ = true;
+  }
+  TryStep();
+}
+
+void Engine::StartAfter(const std::shared_ptr<Group>& group, const Work& work) {
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    group->queue.push_back({.after = work});
+  }
+  work.state()->OnDone([this, weak = std::weak_ptr<Group>(group)](const absl::Status& status) {
+    const std::shared_ptr<Group> group = weak.lock();
+    if (group == nullptr) return;
+    if (!status.ok()) BreakEverywhere(*group->world, status);
+    MarkReady(group);
+  });
+}
+
+bool Engine::TryStep() {
+  std::unique_lock<std::mutex> lock(token_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  std::vector<std::unique_ptr<Active>> done;
+  const bool busy = Step(done);
+  lock.unlock();
+  FinishAll(std::move(done));
+  return busy;
+}
+
+bool Engine::Step(std::vector<std::unique_ptr<Active>>& done) {
+  const Clock::time_point start = Clock::now();
+  if (has_ready_.load()) StartQueued(done);
+  if (!requests_.empty()) TestRequests(done);
+  return !done.empty() || Clock::now() - start > kBusyStep;
+}
+
+void Engine::StartQueued(std::vector<std::unique_ptr<Active>>& done) {
+  while (true) {
+    std::shared_ptr<Group> group;
+    Queued queued;
+    {
+      std::lock_guard<std::mutex> lock(queues_);
+      if (ready_.empty()) {
+        has_ready_ = false;
+        return;
+      }
+      group = std::move(ready_.front());
+      ready_.pop_front();
+      std::deque<Queued>& queue = group->queue;
+      while (!queue.empty() && queue.front().after && queue.front().after->IsDone())
+        queue.pop_front();
+      if (queue.empty() || queue.front().after) continue;
+      queued = std::move(queue.front());
+      queue.pop_front();
+      if (!queue.empty())
+        ready_.push_back(group);  // it has lost its turn if something held it back
+    }
+    StartOne(group, std::move(queued), done);
+  }
+}
+
+void Engine::StartOne(const std::shared_ptr<Group>& group, Queued queued,
+                      std::vector<std::unique_ptr<Active>>& done) {
+  auto active = std::make_unique<Active>();
+  active->transfer =
+      std::make_unique<Transfer>(*std::move(queued.operation), group->comm, group->rank,
+                                 group->size, group->world->options.max_elements_per_call);
+  active->state = std::move(queued.state);
+  active->group = group;
+  std::vector<MPI_Request> requests;
+  active->status = active->transfer->Start(requests);
+  if (!active->status.ok()) {
+    done.push_back(std::move(active));
+    return;
+  }
+  active->outstanding = static_cast<int>(requests.size());
+  for (MPI_Request request : requests) {
+    requests_.push_back(request);
+    owners_.push_back(active.get());
+  }
+  active_.push_back(std::move(active));
+}
+
+void Engine::TestRequests(std::vector<std::unique_ptr<Active>>& done) {
+  const int count = static_cast<int>(requests_.size());
+  indices_.resize(count);
+  statuses_.resize(count);
+  int completed = 0;
+  const int code =
+      MPI_Testsome(count, requests_.data(), &completed, indices_.data(), statuses_.data());
+  if (completed == MPI_UNDEFINED || completed == 0) return;
+  for (int i = 0; i < completed; ++i) {
+    Active& active = *owners_[indices_[i]];
+    const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
+    absl::Status status = error == MPI_SUCCESS
+                              ? active.transfer->Check(statuses_[i])
+                              : ToStatus(error, Name(active.transfer->operation().kind));
+    if (active.status.ok()) active.status = std::move(status);
+    --active.outstanding;
+    owners_[indices_[i]] = nullptr;
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i] == nullptr) continue;
+    owners_[kept] = owners_[i];
+    requests_[kept++] = requests_[i];
+  }
+  owners_.resize(kept);
+  requests_.resize(kept);
+  for (auto it = active_.begin(); it != active_.end();) {
+    if ((*it)->outstanding == 0) {
+      done.push_back(std::move(*it));
+      it = active_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Engine::FinishAll(std::vector<std::unique_ptr<Active>> done) {
+  for (const std::unique_ptr<Active>& active : done) {
+    if (active->state->IsDone()) continue;  // its world broke while MPI was still at it
+    const Operation& operation = active->transfer->operation();
+    if (active->status.ok()) {
+      active->transfer->Finish();
+      if (IsCollective(operation.kind)) active->group->control->Completed();
+    } else {
+      active->status = absl::Status(
+          active->status.code(),
+          absl::StrCat(operation.ToString(), " of communicator ", active->group->name, " on rank ",
+                       active->group->rank, " failed: ", std::string{active->status.message()}));
+      BreakEverywhere(*active->group->world, active->status);
+    }
+    if (Forget(active->state)) active->state->Finish(active->status);
+  }
+}
+
+// Takes a state off its world's list; false where that has been done.
+bool Engine::Forget(const std::shared_ptr<State>& state) {
+  const std::shared_ptr<Group> group = state->group_.lock();
+  std::lock_guard<std::mutex> lock(queues_);
+  if (group == nullptr || group->world->pending.erase(state) == 0) return false;
+  state->operation_ = Operation();
+  pending_.fetch_sub(1);
+  return true;
+}
+
+absl::Status Engine::BrokenStatus(World& world) {
+  std::lock_guard<std::mutex> lock(queues_);
+  return world.broken;
+}
+
+uint64_t Engine::NextSplit(Group& group) {
+  std::lock_guard<std::mutex> lock(queues_);
+  return ++group.splits;
+}
+
+void Engine::Break(World& world, const absl::Status& reason) {
+  std::set<std::shared_ptr<State>> failed;
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    if (!world.broken.ok()) return;
+    world.broken = reason;
+    broken_ = true;
+    failed.swap(world.pending);
+    pending_.fetch_sub(static_cast<int>(failed.size()));
+    for (const auto& state : failed) {
+      if (std::shared_ptr<Group> group = state->group_.lock()) group->queue.clear();
+      state->operation_ = Operation();
+    }
+  }
+  // What MPI has started stays in active_, tensors and all: MPI cannot be told to stop.
+  for (const auto& state : failed) state->Finish(reason);
+}
+
+void Engine::BreakEverywhere(World& world, const absl::Status& reason) {
+  Break(world, reason);
+  world.plane->Abort(reason);
+}
+
+absl::Status Engine::WithToken(const std::function<absl::Status()>& call) {
+  std::lock_guard<std::mutex> lock(token_);
+  return call();
+}
+
+absl::Status Engine::Complete(World& world, MPI_Request request, absl::Duration deadline) {
+  const Clock::time_point end = Clock::now() + absl::ToChronoMicroseconds(deadline);
+  Pause pause(!oversubscribed_);
+  for (int done = 0;;) {
+    absl::Status status = WithToken(
+        [&] { return LOCKSTEP_MPI_STATUS(MPI_Test(&request, &done, MPI_STATUS_IGNORE)); });
+    if (!status.ok() || done != 0) return status;
+    if (absl::Status broken = BrokenStatus(world); !broken.ok()) return broken;
+    if (Clock::now() > end) return absl::DeadlineExceededError("");
+    const bool busy = TryStep();
+    if (const nanoseconds sleep = pause.Next(busy); sleep != nanoseconds(0)) {
+      std::this_thread::sleep_for(sleep);
+    }
+  }
+}
+
+void Engine::Drive(State& state) {
+  waiting_.fetch_add(1);
+  Pause pause(!oversubscribed_);
+  while (!state.IsDone()) {
+    const bool busy = TryStep();
+    if (state.IsDone()) break;
+    if (Clock::now() > state.deadline_) {
+      waiting_.fetch_sub(1);  // asking who is missing takes a while: the thread makes progress then
+      Expire(state);
+      waiting_.fetch_add(1);
+    }
+    const nanoseconds sleep = pause.Next(busy);
+    if (sleep != nanoseconds(0)) state.Sleep(sleep);
+  }
+  waiting_.fetch_sub(1);
+}
+
+void Engine::Expire(State& state) {
+  std::lock_guard<std::mutex> lock(expiry_);
+  const std::shared_ptr<Group> group = state.group_.lock();
+  if (group == nullptr || state.IsDone()) return;
+  Operation operation;
+  {
+    std::lock_guard<std::mutex> queues_lock(queues_);
+    operation = state.operation_;
+  }
+  const absl::Status late =
+      group->control->Deadline(operation, absl::FromChrono(Clock::now() - state.issued_));
+  if (!state.IsDone()) BreakEverywhere(*group->world, late);
+}
+
+void Engine::ExpireOverdue() {
+  std::vector<std::shared_ptr<State>> late;
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    const Clock::time_point now = Clock::now();
+    for (const auto& weak : worlds_) {
+      const std::shared_ptr<World> world = weak.lock();
+      if (world == nullptr) continue;
+      for (const auto& state : world->pending) {
+        if (now > state->deadline_) late.push_back(state);
+      }
+    }
+  }
+  std::sort(late.begin(), late.end(),
+            [](const auto& a, const auto& b) { return a->issued_ < b->issued_; });
+  for (const auto& state : late) Expire(*state);
+}
+
+void Engine::AddWorld(const std::shared_ptr<World>& world) {
+  std::lock_guard<std::mutex> lock(queues_);
+  worlds_.push_back(world);
+}
+
+void Engine::WakeThread() {
+  if (!asleep_.load()) return;
+  std::lock_guard<std::mutex> lock(thread_mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { RunThread(); });
+  asleep_ = false;
+  wake_.notify_one();
+}
+
+void Engine::RunThread() {
+  prctl(PR_SET_TIMERSLACK, 1000);  // nanoseconds; the default of 50 us makes naps twice as long
+  Clock::time_point last_pending = Clock::now();
+  Clock::time_point last_check = Clock::now();
+  Pause pause(/*spin=*/false);
+  std::unique_lock<std::mutex> lock(thread_mutex_);
+  while (!stop_) {
+    const Clock::time_point now = Clock::now();
+    const bool pending = pending_.load() > 0;
+    if (pending) last_pending = now;
+    if (now - last_pending > kLinger) {
+      asleep_ = true;
+      // What was issued before it could see that we sleep.
+      if (pending_.load() > 0) asleep_ = false;
+      wake_.wait(lock, [this] { return stop_ || !asleep_.load(); });
+      last_pending = Clock::now();
+      continue;
+    }
+    lock.unlock();
+    nanoseconds nap = kNap;
+    if (pending && waiting_.load() == 0) nap = pause.Next(TryStep());
+    if (pending && now - last_check > kExpiryInterval) {
+      ExpireOverdue();
+      last_check = Clock::now();
+    }
+    if (nap != nanoseconds(0)) std::this_thread::sleep_for(nap);
+    lock.lock();
+  }
+}
+
+bool Engine::Shutdown() {
+  Pause pause(/*spin=*/false);
+  while (pending_.load() > 0 && !broken_.load()) {
+    const nanoseconds sleep = pause.Next(TryStep());
+    ExpireOverdue();
+    if (sleep != nanoseconds(0)) std::this_thread::sleep_for(sleep);
+  }
+  {
+    std::lock_guard<std::mutex> lock(thread_mutex_);
+    stop_ = true;
+    asleep_ = false;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  return !broken_.load();
+}
+
+}  // namespace lockstep::comm::mpi
