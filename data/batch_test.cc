@@ -1,5 +1,6 @@
 #include "lockstep/data/batch.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <string>
@@ -69,9 +70,11 @@ TEST(Batch, LeavesTensorsAloneThatSomebodyHolds) {
   at::Tensor view = batch["x"].select(0, 1);
   fill(3);
   EXPECT_EQ(view.const_data_ptr<float>()[1], 2);
-  view = at::Tensor();
-  const void* third = batch["x"].data_ptr();
-  EXPECT_EQ(fill(4), third);
+  at::Tensor same_storage = at::empty({0}, at::kFloat).set_(batch["x"]);
+  fill(4);
+  EXPECT_EQ(same_storage.const_data_ptr<float>()[3], 3);
+  const void* last = batch["x"].data_ptr();
+  EXPECT_EQ(fill(5), last) << "held by nobody";
 }
 
 }  // namespace
