@@ -1,0 +1,89 @@
+#include "lockstep/tutorials/common/run_main.h"
+
+#include <c10/util/Exception.h>
+#include <errno.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "lockstep/comm/launch/detect.h"
+#include "lockstep/tools/status/status_error.h"
+
+namespace lockstep::tutorials {
+namespace {
+
+// Taken before MPI_Init, which changes the variables that say it.
+std::string RankPrefix() {
+  static const auto* prefix = [] {
+    const absl::StatusOr<launch::World> world = launch::Detect();
+    return new std::string(world.ok() && world->size > 1 ? absl::StrCat("rank ", world->rank, ": ")
+                                                         : "");
+  }();
+  return *prefix;
+}
+
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+void SetFlagsOrExit(int argc, char** argv, const Usage& usage) {
+  RankPrefix();
+  if (WantsHelp(argc, argv)) {
+    std::cout << HelpText(program_invocation_short_name, usage) << std::flush;
+    std::exit(0);
+  }
+  if (absl::Status status = SetFlags(argc, argv); !status.ok()) {
+    PrintError(status);
+    ExitAtOnce(2);
+  }
+}
+
+absl::Status StatusOf(const std::function<absl::Status()>& body) {
+  try {
+    return body();
+  } catch (const StatusError& error) {
+    return error.status();
+  } catch (const c10::Error& error) {
+    return absl::InternalError(FirstLine(error.what_without_backtrace()));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(FirstLine(error.what()));
+  }
+}
+
+void PrintError(const absl::Status& error) {
+  std::cout.flush();
+  std::fflush(stdout);
+  const std::string message =
+      error.message().empty() ? error.ToString() : std::string{error.message()};
+  // One write, so that the lines of several ranks do not mix.
+  const std::string line =
+      absl::StrCat(program_invocation_short_name, ": ", RankPrefix(), message, "\n");
+  std::fwrite(line.data(), /*size=*/1, line.size(), stderr);
+}
+
+void ExitAtOnce(int exit_status) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(exit_status);
+}
+
+int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body) {
+  SetFlagsOrExit(argc, argv, usage);
+  if (absl::Status status = StatusOf(body); !status.ok()) {
+    PrintError(status);
+    ExitAtOnce(1);
+  }
+  return 0;
+}
+
+}  // namespace lockstep::tutorials
