@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace lockstep::parallel {
+
+// Calls a function each time backward has accumulated into a parameter's .grad, on the thread that
+// did: the caller's for CPU tensors. Removed when destroyed.
+//
+//   GradHook hook(parameter, [&] { Reduce(parameter.grad()); });
+//
+// Autograd keeps the accumulator of a leaf only weakly, so a hook on it that nobody holds never
+// fires and nothing says so; this holds it. It remembers the shape and dtype that the parameter has
+// now, and set_data() with another dtype discards it: make hooks when the parameter is in its final
+// form. autograd::grad() does not accumulate, and a nested backward() fires the hook again.
+class GradHook {
+ public:
+  GradHook(const at::Tensor& parameter, std::function<void()> accumulated);
+  ~GradHook();
+  GradHook(GradHook&& other) noexcept = default;
+  GradHook& operator=(GradHook&& other) = delete;
+
+ private:
+  std::shared_ptr<torch::autograd::Node> accumulator_;
+  uintptr_t key_ = 0;
+};
+
+// Runs `finish` once at the end of the backward that is running, before backward() returns; what it
+// throws, backward() throws. Legal only inside backward.
+void AtEndOfBackward(std::function<void()> finish);
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,35 @@
+#include "lockstep/parallel/manual/manual.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <utility>
+
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/clock.h"
+
+namespace lockstep::parallel {
+
+Manual::Manual(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm)
+    : Strategy(std::move(model)), comm_(SplitPrivate(comm)) {
+  BroadcastModel(this->model(), *comm_);
+}
+
+void Manual::FinishBackward() {
+  if (!sync()) return;
+  at::NoGradGuard no_grad;
+  StepStatistics step;
+  const absl::Duration start = trace::SteadyNow();
+  for (const NamedTensor& parameter : named_parameters()) {
+    at::Tensor& gradient = parameter.tensor.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parameter.tensor);
+    if (!gradient.is_contiguous()) gradient = gradient.contiguous();
+    ThrowIfError(comm_->AllReduce(gradient, comm::ReduceOp::kAverage).Wait());
+    ++step.collectives;
+    step.payload_bytes += static_cast<int64_t>(gradient.nbytes());
+  }
+  step.communication = step.exposed = trace::SteadyNow() - start;
+  set_last_step(step);
+}
+
+}  // namespace lockstep::parallel

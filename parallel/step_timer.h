@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "lockstep/comm/work.h"
+#include "lockstep/parallel/strategy.h"
+
+namespace lockstep::parallel {
+
+// Measures a step of a strategy for StepStatistics: how long collectives were under way, and for
+// how much of that this rank only waited.
+//
+//   timer.BeginBackward();
+//   comm::Work work = timer.Track(comm->AllReduce(flat, op), bytes);
+//   ... backward goes on ...
+//   absl::Status status = timer.Wait(work);
+//   StepStatistics step = timer.End();
+class StepTimer {
+ public:
+  void BeginBackward();
+
+  // Counts a collective that has just been issued; before BeginBackward() too.
+  comm::Work Track(comm::Work work, int64_t payload_bytes);
+
+  absl::Status Wait(const comm::Work& work);
+
+  // Ends the step; the next begins with the next call of any other method.
+  StepStatistics End();
+
+ private:
+  // Filled by callbacks, which may come after this object has gone.
+  struct Intervals {
+    std::mutex mutex;
+    std::vector<std::pair<absl::Duration, absl::Duration>> done;  // (start, end)
+  };
+
+  absl::Duration backward_begin_;
+  std::shared_ptr<Intervals> intervals_ = std::make_shared<Intervals>();
+  StepStatistics step_;
+};
+
+}  // namespace lockstep::parallel
