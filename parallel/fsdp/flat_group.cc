@@ -1,5 +1,6 @@
 #include "lockstep/parallel/fsdp/flat_group.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/StorageImpl.h>
@@ -100,7 +101,9 @@ comm::Work FlatGroup::StartReduce() {
 }
 
 void FlatGroup::FinishReduce(BufferPool& pool) {
-  at::NoGradGuard no_grad;
+  // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which views
+  // refuse.
+  at::AutoDispatchBelowADInplaceOrView no_views;
   pool.Give(std::exchange(gradient_, at::Tensor()));
   for (size_t i = 0; i < size(); ++i) {
     const FlatLayout::Slice slice = layout_.slice(i, comm_.rank());

@@ -1,0 +1,55 @@
+#include "lockstep/parallel/testing/parity.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/models/classifier.h"
+#include "lockstep/tools/status/status_error.h"
+
+namespace lockstep::parallel::testing {
+namespace {
+
+ParityCase ModelCase(const std::string& model, at::ScalarType dtype) {
+  ParityCase c = {.name = model, .sample_shape = {1, 28, 28}, .dtype = dtype, .steps = 3};
+  // Adam divides a gradient by its own size: where the true one is zero (the keys' biases), rounding
+  // in f32 alone decides the step.
+  c.sgd = dtype == at::kFloat;
+  c.make = [model] {
+    models::Classifier classifier = ValueOrThrow(models::Create(model));
+    return ParityModel{classifier.module, classifier.forward};
+  };
+  return c;
+}
+
+const std::vector<std::string> kStrategies = {"manual", "ddp", "fsdp"};
+
+class ParityTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(ParityTest, EqualsOneProcessInF64) {
+  const auto& [model, size] = GetParam();
+  ExpectParityOnThreads(ModelCase(model, at::kDouble), kStrategies, {size});
+}
+
+TEST_P(ParityTest, EqualsOneProcessInF32) {
+  const auto& [model, size] = GetParam();
+  ExpectParityOnThreads(ModelCase(model, at::kFloat), kStrategies, {size});
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
+                         ::testing::Combine(::testing::Values("mlp", "convnet", "vit"),
+                                            ::testing::Values(1, 2, 3, 4)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + std::to_string(std::get<1>(info.param));
+                         });
+
+TEST(ParityOptionsTest, AccumulatesAndClips) {
+  for (const char* model : {"mlp", "vit"}) {
+    ParityCase c = ModelCase(model, at::kDouble);
+    c.micro_steps = 3;
+    c.clip_norm = 0.5;
+    c.sgd = true;
+    ExpectParityOnThreads(c, kStrategies, {1, 3});
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::parallel::testing
