@@ -59,8 +59,11 @@ void Strategy::VisitState(const StateVisitor& visit) {
 
 void Strategy::UpdateState(const StateUpdater& update) {
   at::NoGradGuard no_grad;
+  std::unordered_set<const void*> seen;
   for (const auto& parameter : model_->named_parameters()) {
-    update(parameter.key(), parameter.value().detach());
+    if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
+      update(parameter.key(), parameter.value().detach());
+    }
   }
   for (const auto& buffer : model_->named_buffers()) update(buffer.key(), buffer.value());
 }

@@ -89,7 +89,7 @@ class Strategy {
   virtual double ClipGradNorm(double max_norm);
 
   // Calls `visit` with each parameter and buffer of the model: its name and full value, on every
-  // rank, in the model's order within a Unit, Unit by Unit, so that FSDP never holds more than one
+  // rank, a shared one under its first name, in the model's order within a Unit, Unit by Unit, so that FSDP never holds more than one
   // of them in full. The tensor is good until `visit` returns. Collective under FSDP; not between
   // forward and backward.
   using StateVisitor = std::function<void(const std::string& name, const at::Tensor& full)>;

@@ -1,0 +1,153 @@
+#include "lockstep/parallel/ddp/ddp.h"
+
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/counting.h"
+#include "lockstep/comm/testing/run_ranks.h"
+#include "lockstep/parallel/testing/parity.h"
+#include "lockstep/parallel/testing/test_models.h"
+#include "lockstep/tools/status/status_error.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using comm::OperationKind;
+using testing::OddNet;
+
+struct Counted {
+  std::shared_ptr<comm::TrafficCounters> counters = std::make_shared<comm::TrafficCounters>();
+  std::unique_ptr<comm::Communicator> comm;
+  explicit Counted(comm::Communicator& world)
+      : comm(std::make_unique<comm::CountingCommunicator>(SplitPrivate(world), counters)) {}
+};
+
+int64_t Numel(torch::nn::Module& model) {
+  int64_t numel = 0;
+  for (const at::Tensor& parameter : model.parameters()) numel += parameter.numel();
+  return numel;
+}
+
+std::vector<OddNet> MakeNets(int size) {
+  std::vector<OddNet> nets;
+  for (int rank = 0; rank < size; ++rank) {
+    torch::manual_seed(rank);  // each rank its own
+    nets.emplace_back(2);
+  }
+  return nets;
+}
+
+TEST(DdpTest, EqualsOneProcessInManyBuckets) {
+  testing::ParityCase c = {.name = "odd", .sample_shape = {17}, .classes = 5};
+  c.make = [] {
+    OddNet net(2);
+    return testing::ParityModel{net.ptr(), [net](at::Tensor x) mutable { return net(x); }};
+  };
+  for (int64_t bucket_bytes : {1, 100, 1000}) {
+    const testing::Trajectory expected = testing::TrainAlone(c, 3);
+    std::vector<testing::ParityModel> models;
+    for (int rank = 0; rank < 3; ++rank) models.push_back(testing::MakeModel(c));
+    comm::testing::RunRanks(3, [&](comm::Communicator& comm) {
+      Ddp ddp(models[comm.rank()].module, comm,
+              {.first_bucket_bytes = 1, .bucket_bytes = bucket_bytes});
+      ExpectSame(testing::Train(c, models[comm.rank()], ddp, comm.rank(), 3, &comm), expected,
+                 c.dtype, "buckets of " + std::to_string(bucket_bytes) + " bytes");
+    });
+  }
+}
+
+TEST(DdpTest, StartsFromRankZeroAndSendsFourBytesAParameter) {
+  std::vector<OddNet> nets = MakeNets(3);
+  comm::testing::RunRanks(3, [&](comm::Communicator& world) {
+    OddNet& net = nets[world.rank()];
+    Counted counted(world);
+    Ddp ddp(net, *counted.comm, {.first_bucket_bytes = 400, .bucket_bytes = 1000});
+    at::Tensor sum = net->in->weight.detach().sum();
+    at::Tensor root = sum.clone();
+    ThrowIfError(world.Broadcast(root, 0).Wait());
+    EXPECT_TRUE(sum.equal(root));
+
+    counted.counters->Reset();
+    net(at::ones({2, 17})).sum().backward();
+    const comm::Traffic traffic = counted.counters->total();
+    EXPECT_EQ(traffic.payload_bytes, 4 * Numel(*net));
+    EXPECT_EQ(traffic.operations, (*counted.counters)[OperationKind::kAllReduce].operations);
+    EXPECT_GT(traffic.operations, 2);
+    EXPECT_EQ(ddp.last_step().collectives, traffic.operations);
+    EXPECT_EQ(ddp.last_step().payload_bytes, traffic.payload_bytes);
+    EXPECT_GE(ddp.last_step().backward, ddp.last_step().exposed);
+  });
+}
+
+TEST(DdpTest, CommunicatesWhileBackwardRuns) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& world) {
+    OddNet& net = nets[world.rank()];
+    Counted counted(world);
+    Ddp ddp(net, *counted.comm, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    counted.counters->Reset();
+    int64_t before_the_first_layer = -1;
+    auto hook = net->blocks[0]->AddPreForwardHook([&](const std::vector<at::Tensor*>& inputs) {
+      inputs[0]->register_hook([&](const at::Tensor&) {
+        before_the_first_layer = counted.counters->total().operations;
+      });
+    });
+    net(at::ones({2, 17})).sum().backward();
+    // Every parameter has a bucket of its own; only in.weight and in.bias were to come.
+    EXPECT_EQ(before_the_first_layer, counted.counters->total().operations - 2);
+  });
+}
+
+TEST(DdpTest, GradientsAliasTheBucket) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    Ddp ddp(net, comm);
+    net(at::ones({2, 17})).sum().backward();
+    const auto parameters = ddp.parameters();
+    for (const at::Tensor& parameter : parameters) {
+      EXPECT_TRUE(parameter.grad().is_alias_of(parameters[0].grad()));
+    }
+    // Zeroed in place, or not at all, they accumulate there.
+    const at::Tensor once = net->out->weight.grad().clone();
+    net(at::ones({2, 17})).sum().backward();
+    EXPECT_TRUE(net->out->weight.grad().allclose(2 * once));
+  });
+}
+
+TEST(DdpTest, NamesAParameterWithoutAGradient) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    Ddp ddp(net, comm);
+    try {
+      net->in->forward(at::ones({2, 17})).sum().backward();
+      ADD_FAILURE() << "did not throw";
+    } catch (const StatusError& error) {
+      if (error.status().code() == absl::StatusCode::kAborted) return;  // the other was first
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(std::string(error.what()).find("parameter block0.scale got no gradient"),
+                std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+TEST(DdpTest, AFrozenParameterIsLeftAlone) {
+  std::vector<OddNet> nets = MakeNets(2);
+  for (OddNet& net : nets) net->in->weight.set_requires_grad(false);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    Ddp ddp(net, comm);
+    net(at::ones({2, 17})).sum().backward();
+    EXPECT_FALSE(net->in->weight.grad().defined());
+    EXPECT_EQ(ddp.last_step().payload_bytes, 4 * (Numel(*net) - 17 * 15));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::parallel

@@ -1,0 +1,227 @@
+#include "lockstep/tutorials/09_fsdp_bench/measure.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "lockstep/comm/counting.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/sampler.h"
+#include "lockstep/models/classifier.h"
+#include "lockstep/parallel/fsdp/sharded_unit.h"
+#include "lockstep/parallel/grad_hook.h"
+#include "lockstep/parallel/strategies.h"
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/clock.h"
+
+namespace lockstep::tutorials {
+namespace {
+
+using trace::Index;
+using trace::MemoryCategory;
+using trace::MemoryScope;
+
+constexpr int64_t kWarmUpSteps = 2;  // make the optimizer's state, warm caches; not timed
+
+ModelSize SizeOf(torch::nn::Module& model) {
+  ModelSize size;
+  std::vector<int64_t> units;
+  const auto owned =
+      ValueOrThrow(parallel::fsdp::AssignParameters(model, parallel::FindUnits(model)));
+  for (const auto& parameters : owned) {
+    units.push_back(0);
+    for (const parallel::NamedTensor& parameter : parameters) {
+      units.back() += parameter.tensor.numel();
+      size.element_bytes = static_cast<int64_t>(parameter.tensor.element_size());
+    }
+    size.parameters += units.back();
+  }
+  size.root_parameters = units[0];
+  std::sort(units.rbegin(), units.rend());
+  for (size_t i = 0; i < std::min<size_t>(2, units.size()); ++i) size.two_largest_units += units[i];
+  return size;
+}
+
+// Autograd makes gradients among its own temporaries: tells them apart when they have arrived.
+std::vector<parallel::GradHook> MarkGradients(torch::nn::Module& model) {
+  std::vector<parallel::GradHook> hooks;
+  for (const at::Tensor& parameter : model.parameters()) {
+    hooks.emplace_back(parameter, [parameter] {
+      const at::Tensor& gradient = parameter.grad();
+      if (gradient.defined()) {
+        trace::Recategorize(gradient.storage().data(), MemoryCategory::kGradients);
+      }
+    });
+  }
+  return hooks;
+}
+
+absl::Duration Median(std::vector<absl::Duration> times) {
+  if (times.empty()) return absl::ZeroDuration();
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+// The largest of the ranks' values, each by itself.
+void TakeMaxima(comm::Communicator& world, const std::vector<int64_t*>& values) {
+  at::Tensor all = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  int64_t* data = all.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < values.size(); ++i) data[i] = *values[i];
+  ThrowIfError(world.AllReduce(all, comm::ReduceOp::kMax).Wait());
+  for (size_t i = 0; i < values.size(); ++i) *values[i] = data[i];
+}
+
+absl::Duration Maximum(comm::Communicator& world, absl::Duration time) {
+  int64_t nanoseconds = absl::ToInt64Nanoseconds(time);
+  TakeMaxima(world, {&nanoseconds});
+  return absl::Nanoseconds(nanoseconds);
+}
+
+// One rank's training under one strategy.
+class Trainer {
+ public:
+  Trainer(const Job& job, const std::string& strategy, int rank, int size,
+          std::unique_ptr<comm::Communicator> comm)
+      : comm_(std::move(comm), counters_),
+        loader_(job.dataset,
+                data::DistributedSampler({.size = job.dataset->size(),
+                                          .rank = rank,
+                                          .world = size,
+                                          .seed = job.seed,
+                                          .drop_last = true}),
+                {.batch_size = job.batch, .drop_last = true, .prefetch_batches = 0}) {
+    torch::manual_seed(job.seed);
+    {
+      MemoryScope scope(MemoryCategory::kParameters);
+      model_ = ValueOrThrow(models::Create(job.model));
+      model_.module->to(job.dtype);
+    }
+    size_ = SizeOf(*model_.module);
+    dtype_ = job.dtype;
+    strategy_ = ValueOrThrow(parallel::MakeStrategy(strategy, model_.module, &comm_));
+    mark_gradients_ = MarkGradients(*model_.module);
+    optimizer_.emplace(strategy_->parameters(), torch::optim::AdamWOptions(job.learning_rate));
+    counters_->Reset();
+  }
+
+  // One step on the next batch; returns its loss.
+  at::Tensor Step() {
+    const data::Batch& batch = Next();
+    const absl::Duration start = trace::SteadyNow();
+    optimizer_->zero_grad();
+    at::Tensor loss;
+    {
+      MemoryScope scope(MemoryCategory::kActivations);
+      loss = torch::nn::functional::cross_entropy(model_.forward(batch["images"].to(dtype_)),
+                                                  batch["labels"]);
+      loss.backward();
+    }
+    strategy_->FinishBackward();
+    {
+      // The first step makes the state; what later ones allocate is gone when they end.
+      MemoryScope scope(times_.empty() ? MemoryCategory::kOptimizer : MemoryCategory::kOther);
+      optimizer_->step();
+    }
+    times_.push_back(trace::SteadyNow() - start);
+    communication_.push_back(strategy_->last_step().communication);
+    exposed_.push_back(strategy_->last_step().exposed);
+    return loss.detach().to(at::kDouble);
+  }
+
+  // Forgets what warm-up took.
+  void BeginMeasuring() {
+    trace::ResetMemoryPeak();
+    counters_->Reset();
+    for (auto* times : {&times_, &communication_, &exposed_}) {
+      if (times->size() > 1) times->erase(times->begin(), times->end() - 1);
+    }
+    measured_from_ = times_.size();
+  }
+
+  void Report(Measurement& result) const {
+    const auto measured = [this](const std::vector<absl::Duration>& times) {
+      return std::vector<absl::Duration>(times.begin() + measured_from_, times.end());
+    };
+    const auto steps = static_cast<int64_t>(measured(times_).size());
+    result.size = size_;
+    result.step = Median(measured(times_));
+    result.communication = Median(measured(communication_));
+    result.exposed = Median(measured(exposed_));
+    const trace::MemorySnapshot memory = trace::GetMemory();
+    result.peak = memory.peak_by_category;
+    result.total_peak = memory.peak;
+    for (MemoryCategory category :
+         {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer}) {
+      result.kept += memory.live_by_category[Index(category)];
+    }
+    const comm::Traffic traffic = counters_->total();
+    result.sent_bytes = traffic.wire_bytes / steps;
+    result.payload_bytes = traffic.payload_bytes / steps;
+    result.collectives = traffic.operations / steps;
+  }
+
+ private:
+  const data::Batch& Next() {
+    MemoryScope scope(MemoryCategory::kData);
+    const data::Batch* batch = ValueOrThrow(loader_.Next());
+    if (batch == nullptr) batch = ValueOrThrow(loader_.Next());  // the next epoch
+    return *batch;
+  }
+
+  const std::shared_ptr<comm::TrafficCounters> counters_ =
+      std::make_shared<comm::TrafficCounters>();
+  comm::CountingCommunicator comm_;
+  data::Loader loader_;
+  models::Classifier model_;
+  ModelSize size_;
+  at::ScalarType dtype_ = at::kFloat;
+  std::unique_ptr<parallel::Strategy> strategy_;
+  std::vector<parallel::GradHook> mark_gradients_;
+  std::optional<torch::optim::AdamW> optimizer_;
+  std::vector<absl::Duration> times_, communication_, exposed_;
+  size_t measured_from_ = 0;
+};
+
+}  // namespace
+
+Measurement Measure(const Job& job, const std::string& strategy, comm::Communicator& world) {
+  const bool alone = strategy == "none";
+  Measurement result = {.strategy = strategy, .ranks = alone ? 1 : world.size()};
+  auto comm = parallel::SplitPrivate(world);
+  std::optional<Trainer> trainer;
+  if (!alone) {
+    trainer.emplace(job, strategy, world.rank(), world.size(), std::move(comm));
+  } else if (world.rank() == 0) {
+    Job global = job;
+    global.batch *= world.size();
+    trainer.emplace(global, strategy, /*rank=*/0, /*size=*/1, std::move(comm));
+  }
+  for (int64_t step = 0; step < job.steps; ++step) {
+    if (step == std::min(kWarmUpSteps, job.steps - 1) && trainer) trainer->BeginMeasuring();
+    at::Tensor loss = at::empty({}, at::kDouble);
+    if (trainer) loss = trainer->Step();
+    // Those who do not train wait here, step by step, as all do for the slowest.
+    ThrowIfError((alone ? world.Broadcast(loss, /*root=*/0)
+                        : world.AllReduce(loss, comm::ReduceOp::kAverage))
+                     .Wait());
+    result.losses.push_back(loss.item<double>());
+  }
+  if (trainer) trainer->Report(result);
+  std::vector<int64_t*> bytes = {&result.total_peak, &result.kept, &result.sent_bytes,
+                                 &result.payload_bytes, &result.collectives};
+  for (int64_t& peak : result.peak) bytes.push_back(&peak);
+  TakeMaxima(world, bytes);
+  result.step = Maximum(world, result.step);
+  result.communication = Maximum(world, result.communication);
+  result.exposed = Maximum(world, result.exposed);
+  result.samples_per_second =
+      static_cast<double>(job.batch * world.size()) / absl::ToDoubleSeconds(result.step);
+  return result;
+}
+
+}  // namespace lockstep::tutorials

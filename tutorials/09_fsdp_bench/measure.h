@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/tools/trace/memory.h"
+
+namespace lockstep::tutorials {
+
+// What all strategies train, in the same way.
+struct Job {
+  std::string model;  // of models::Create
+  at::ScalarType dtype = at::kFloat;
+  std::shared_ptr<data::Dataset> dataset;
+  int64_t batch = 64;  // a rank
+  int64_t steps = 20;
+  double learning_rate = 1e-3;
+  uint64_t seed = 1;
+};
+
+// Facts about the model that the formulas need.
+struct ModelSize {
+  int64_t parameters = 0;       // Ψ
+  int64_t root_parameters = 0;  // those that no inner Unit owns, Ψ_root
+  int64_t two_largest_units = 0;
+  int64_t element_bytes = 4;
+};
+
+// One strategy's run, measured. Bytes and times are of the rank that had most.
+struct Measurement {
+  std::string strategy;
+  int ranks = 1;  // that trained
+  ModelSize size;
+  std::vector<double> losses;  // of each step, over the global batch
+  absl::Duration step;         // median, warm-up apart; so are the next two
+  absl::Duration communication;
+  absl::Duration exposed;  // communication that nothing hid
+  double samples_per_second = 0;
+  trace::MemoryBytes peak{};  // by category
+  int64_t total_peak = 0;
+  int64_t kept = 0;                // parameters, gradients and optimizer state between steps
+  int64_t sent_bytes = 0;          // a step and rank, on a ring
+  int64_t payload_bytes = 0;       // a step and rank
+  int64_t collectives = 0;         // a step
+};
+
+// Trains job.steps steps under `strategy`; collective. "none" trains the global batch on rank 0 while
+// the others wait. Throws StatusError.
+Measurement Measure(const Job& job, const std::string& strategy, comm::Communicator& world);
+
+}  // namespace lockstep::tutorials
