@@ -89,9 +89,9 @@ class Strategy {
   virtual double ClipGradNorm(double max_norm);
 
   // Calls `visit` with each parameter and buffer of the model: its name and full value, on every
-  // rank, a shared one under its first name, in the model's order within a Unit, Unit by Unit, so that FSDP never holds more than one
-  // of them in full. The tensor is good until `visit` returns. Collective under FSDP; not between
-  // forward and backward.
+  // rank, a shared one under its first name, in the model's order within a Unit, Unit by Unit, so
+  // that FSDP never holds more than one of them in full. The tensor is good until `visit` returns.
+  // Collective under FSDP; not between forward and backward.
   using StateVisitor = std::function<void(const std::string& name, const at::Tensor& full)>;
   virtual void VisitState(const StateVisitor& visit);
 

@@ -50,8 +50,8 @@ Bucket::Bucket(const std::vector<at::Tensor>& parameters, BucketIndices indices,
     trace::MemoryScope scope(trace::MemoryCategory::kGradients);
     flat_ = comm.Empty({count}, parameters[indices_[0]].scalar_type());
   }
-  // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which views
-  // refuse.
+  // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which
+  // views refuse.
   at::AutoDispatchBelowADInplaceOrView no_views;
   int64_t offset = 0;
   for (size_t index : indices_) {

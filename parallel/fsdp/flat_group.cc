@@ -101,8 +101,8 @@ comm::Work FlatGroup::StartReduce() {
 }
 
 void FlatGroup::FinishReduce(BufferPool& pool) {
-  // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which views
-  // refuse.
+  // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which
+  // views refuse.
   at::AutoDispatchBelowADInplaceOrView no_views;
   pool.Give(std::exchange(gradient_, at::Tensor()));
   for (size_t i = 0; i < size(); ++i) {

@@ -199,9 +199,8 @@ TEST(FsdpTest, StateIsVisitedAndUpdatedInFull) {
       EXPECT_TRUE(full.equal(expected.at(name))) << name;
     });
     EXPECT_EQ(visited, expected.size());
-    fsdp.UpdateState([&](const std::string& name, at::Tensor full) {
-      full.copy_(expected.at(name) * 2);
-    });
+    fsdp.UpdateState(
+        [&](const std::string& name, at::Tensor full) { full.copy_(expected.at(name) * 2); });
     fsdp.VisitState([&](const std::string& name, const at::Tensor& full) {
       EXPECT_TRUE(full.equal(expected.at(name) * 2)) << name;
     });

@@ -45,14 +45,14 @@ struct Measurement {
   double samples_per_second = 0;
   trace::MemoryBytes peak{};  // by category
   int64_t total_peak = 0;
-  int64_t kept = 0;                // parameters, gradients and optimizer state between steps
-  int64_t sent_bytes = 0;          // a step and rank, on a ring
-  int64_t payload_bytes = 0;       // a step and rank
-  int64_t collectives = 0;         // a step
+  int64_t kept = 0;           // parameters, gradients and optimizer state between steps
+  int64_t sent_bytes = 0;     // a step and rank, on a ring
+  int64_t payload_bytes = 0;  // a step and rank
+  int64_t collectives = 0;    // a step
 };
 
-// Trains job.steps steps under `strategy`; collective. "none" trains the global batch on rank 0 while
-// the others wait. Throws StatusError.
+// Trains job.steps steps under `strategy`; collective. "none" trains the global batch on rank 0
+// while the others wait. Throws StatusError.
 Measurement Measure(const Job& job, const std::string& strategy, comm::Communicator& world);
 
 }  // namespace lockstep::tutorials

@@ -11,7 +11,8 @@ namespace lockstep::tutorials {
 // The table of all strategies, below each what the formulas say, and what the columns mean.
 std::string TableOf(const Job& job, const std::vector<Measurement>& measurements);
 
-// A few lines for a newcomer: who uses how much memory, who sends how much, and that the losses agree.
+// A few lines for a newcomer: who uses how much memory, who sends how much, and that the losses
+// agree.
 std::string SummaryOf(const std::vector<Measurement>& measurements);
 
 // Largest relative difference between the strategies' losses at any step.

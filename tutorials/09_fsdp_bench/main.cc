@@ -1,0 +1,123 @@
+// Trains the same model on the same data without parallelism, with an all-reduce by hand, with DDP
+// and with FSDP, and lays time, memory and communication side by side.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "lockstep/data/mnist/mnist.h"
+#include "lockstep/parallel/strategies.h"
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/memory.h"
+#include "lockstep/tutorials/09_fsdp_bench/measure.h"
+#include "lockstep/tutorials/09_fsdp_bench/report.h"
+#include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/flag_types.h"
+#include "lockstep/tutorials/common/model_flag.h"
+#include "lockstep/tutorials/common/print.h"
+#include "lockstep/tutorials/common/training_flags.h"
+#include "lockstep/tutorials/common/world.h"
+
+namespace lockstep::tutorials {
+
+// "none,manual,ddp,fsdp" or a part of it.
+struct Strategies {
+  std::vector<std::string> names;
+};
+
+bool AbslParseFlag(absl::string_view text, Strategies* strategies, std::string* error) {
+  strategies->names = absl::StrSplit(text, ',');
+  const std::vector<std::string>& known = parallel::StrategyNames();
+  for (const std::string& name : strategies->names) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      *error = absl::StrCat("there is no strategy \"", name, "\"; there are ",
+                            absl::StrJoin(known, ", "));
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string AbslUnparseFlag(const Strategies& strategies) {
+  return absl::StrJoin(strategies.names, ",");
+}
+
+struct Dtype {
+  at::ScalarType type = at::kFloat;
+};
+
+bool AbslParseFlag(absl::string_view text, Dtype* dtype, std::string* error) {
+  dtype->type = text == "f64" ? at::kDouble : at::kFloat;
+  if (text == "f32" || text == "f64") return true;
+  *error = "f32 and f64 are possible";
+  return false;
+}
+
+std::string AbslUnparseFlag(Dtype dtype) { return dtype.type == at::kDouble ? "f64" : "f32"; }
+
+}  // namespace lockstep::tutorials
+
+ABSL_FLAG(lockstep::tutorials::Strategies, strategies, {lockstep::parallel::StrategyNames()},
+          "which to compare, separated by commas");
+ABSL_FLAG(lockstep::tutorials::Count, steps, 20, "steps under each strategy, two of them warm-up");
+ABSL_FLAG(lockstep::tutorials::Dtype, dtype, {},
+          "of the model: f32, or f64, where losses agree to 1e-9");
+ABSL_FLAG(std::string, json, "", "file to write all that was measured to");
+
+namespace lockstep::tutorials {
+namespace {
+
+absl::Status Bench(comm::Communicator& world) {
+  // STEP 1: one job for all: model, data, seed.
+  Job job = {.model = absl::GetFlag(FLAGS_model).value,
+             .dtype = absl::GetFlag(FLAGS_dtype).type,
+             .batch = absl::GetFlag(FLAGS_batch),
+             .steps = absl::GetFlag(FLAGS_steps),
+             .learning_rate = absl::GetFlag(FLAGS_lr),
+             .seed = absl::GetFlag(FLAGS_seed)};
+  job.dataset = ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
+  Print(world, "%s on %d ranks, %d steps under each strategy ...\n", job.model, world.size(),
+        job.steps);
+
+  // STEP 2: train under each strategy, one after the other.
+  std::vector<Measurement> measurements;
+  for (const std::string& strategy : absl::GetFlag(FLAGS_strategies).names) {
+    measurements.push_back(Measure(job, strategy, world));
+  }
+
+  // STEP 3: show what was measured, beside what theory says.
+  Print(world, "\n%s\n%s", TableOf(job, measurements), SummaryOf(measurements));
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (world.rank() == 0 && !json.empty()) {
+    if (absl::Status status = WriteJson(json, job, measurements); !status.ok()) return status;
+  }
+
+  // STEP 4: strategies change how a model is trained, never what comes out.
+  const double tolerance = job.dtype == at::kDouble ? 1e-9 : 1e-4;
+  if (LossDifference(measurements) > tolerance) {
+    return absl::InternalError(
+        absl::StrFormat("the strategies' losses differ by more than a relative %.0e", tolerance));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace lockstep::tutorials
+
+int main(int argc, char** argv) {
+  lockstep::trace::InstallCountingAllocator();  // before the first tensor
+  absl::SetFlag(&FLAGS_model, {"vit"});         // has blocks, and so more to show
+  return lockstep::tutorials::RunRanks(
+      argc, argv,
+      {.summary =
+           "compares strategies: time, memory and communication of the same training without "
+           "parallelism, with an all-reduce by hand, with DDP and with FSDP.",
+       .example = "bazel run //tutorials:fsdp_bench -- --ranks=2 --model=vit"},
+      lockstep::tutorials::Bench);
+}

@@ -1,0 +1,186 @@
+#include "lockstep/tutorials/09_fsdp_bench/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "lockstep/tools/trace/file.h"
+#include "lockstep/tutorials/common/format.h"
+#include "lockstep/tutorials/common/table.h"
+
+namespace lockstep::tutorials {
+namespace {
+
+using trace::Index;
+using trace::MemoryCategory;
+
+// What the formulas give for one strategy, in bytes.
+struct Expected {
+  double parameters = 0;
+  double gradients = 0;  // for FSDP at most this: two Units' are whole while backward runs
+  double optimizer = 0;
+  double kept = 0;
+  double sent = 0;
+};
+
+Expected ExpectedOf(const Measurement& m) {
+  const double e = static_cast<double>(m.size.element_bytes);
+  const double psi = static_cast<double>(m.size.parameters);
+  const double root = static_cast<double>(m.size.root_parameters);
+  const double n = m.ranks;
+  const double ring = (n - 1) / n;
+  const bool sharded = m.strategy == "fsdp";
+  const double share = sharded ? psi / n : psi;
+  Expected expected = {.parameters = e * share,
+                       .gradients = e * share,
+                       .optimizer = 2 * e * share,
+                       .kept = 4 * e * share,
+                       .sent = 2 * ring * e * psi};
+  if (sharded) {
+    expected.gradients += e * static_cast<double>(m.size.two_largest_units);
+    expected.sent = ring * e * (psi + 2 * psi - root);
+  }
+  return expected;
+}
+
+int64_t Peak(const Measurement& m, MemoryCategory category) { return m.peak[Index(category)]; }
+
+const Measurement* Find(const std::vector<Measurement>& measurements, const std::string& strategy) {
+  for (const Measurement& m : measurements) {
+    if (m.strategy == strategy) return &m;
+  }
+  return nullptr;
+}
+
+std::string Mebibytes(double bytes) { return InMebibytes(static_cast<int64_t>(bytes)); }
+
+}  // namespace
+
+std::string TableOf(const Job& job, const std::vector<Measurement>& measurements) {
+  Table table({"strategy", "step\nms", "comm.\nms", "hidden\n%", "samples\n/s", "params\nMiB",
+               "grads\nMiB", "optim.\nMiB", "activ.\nMiB", "kept\nMiB", "peak\nMiB",
+               "sent\nMiB/step", "loss"});
+  for (const Measurement& m : measurements) {
+    const double hidden =
+        m.communication > absl::ZeroDuration()
+            ? std::max(0.0, 100 * (1 - absl::FDivDuration(m.exposed, m.communication)))
+            : 0;
+    const bool talks = m.collectives > 0;
+    table.AddRow({m.strategy, InMilliseconds(m.step), talks ? InMilliseconds(m.communication) : "-",
+                  talks ? absl::StrFormat("%.0f", hidden) : "-",
+                  absl::StrFormat("%.0f", m.samples_per_second),
+                  InMebibytes(Peak(m, MemoryCategory::kParameters)),
+                  InMebibytes(Peak(m, MemoryCategory::kGradients)),
+                  InMebibytes(Peak(m, MemoryCategory::kOptimizer)),
+                  InMebibytes(Peak(m, MemoryCategory::kActivations)), InMebibytes(m.kept),
+                  InMebibytes(m.total_peak), InMebibytes(m.sent_bytes),
+                  absl::StrFormat("%.6f", m.losses.back())});
+    const Expected expected = ExpectedOf(m);
+    table.AddRow({"  formula", "", "", "", "", Mebibytes(expected.parameters),
+                  (m.strategy == "fsdp" ? "<= " : "") + Mebibytes(expected.gradients),
+                  Mebibytes(expected.optimizer), "", Mebibytes(expected.kept), "",
+                  Mebibytes(expected.sent), ""});
+  }
+  const ModelSize& size = measurements[0].size;
+  return absl::StrCat(
+      table.ToString(), "\n",
+      absl::StrFormat(
+          "%s, %s parameters (Ψ) of %d bytes (e); AdamW; a batch of %d a rank; medians of "
+          "the slowest rank; bytes a rank, measured.\n",
+          job.model, WithThousands(size.parameters), size.element_bytes, job.batch),
+      "params to peak: the most during a step. kept: parameters, gradients and optimizer state "
+      "between steps. hidden: communication behind backward.\n"
+      "formula: eΨ parameters, eΨ gradients, 2eΨ optimizer state, 4eΨ kept, 2(N-1)/N eΨ sent on a "
+      "ring "
+      "of N ranks. fsdp keeps 1/N of them,\n"
+      "         two Units' gradients besides while backward runs, and sends (N-1)/N e(3Ψ - "
+      "Ψ_root); "
+      "padding comes on top.\n");
+}
+
+std::string SummaryOf(const std::vector<Measurement>& measurements) {
+  std::string text;
+  const Measurement* ddp = Find(measurements, "ddp");
+  if (ddp == nullptr) ddp = Find(measurements, "manual");
+  const Measurement* fsdp = Find(measurements, "fsdp");
+  if (ddp != nullptr && fsdp != nullptr) {
+    absl::StrAppend(
+        &text,
+        absl::StrFormat("Memory: between steps fsdp keeps %s MiB a rank, %s %s MiB: each of its %d "
+                        "ranks has its share, not a copy.\n",
+                        InMebibytes(fsdp->kept), ddp->strategy, InMebibytes(ddp->kept),
+                        fsdp->ranks),
+        absl::StrFormat("Communication: for that fsdp sends %s MiB a step and rank, %s %s MiB.\n",
+                        InMebibytes(fsdp->sent_bytes), ddp->strategy,
+                        InMebibytes(ddp->sent_bytes)));
+  }
+  if (measurements.size() > 1) {
+    absl::StrAppend(
+        &text, absl::StrFormat("Losses: the same under all, at every step, to a relative %.1e.\n",
+                               LossDifference(measurements)));
+  }
+  return text;
+}
+
+double LossDifference(const std::vector<Measurement>& measurements) {
+  double difference = 0;
+  for (size_t step = 0; step < measurements[0].losses.size(); ++step) {
+    for (const Measurement& m : measurements) {
+      const double reference = measurements[0].losses[step];
+      difference = std::max(difference, std::abs(m.losses[step] - reference) / std::abs(reference));
+    }
+  }
+  return difference;
+}
+
+absl::Status WriteJson(const std::string& path, const Job& job,
+                       const std::vector<Measurement>& measurements) {
+  nlohmann::json strategies = nlohmann::json::array();
+  for (const Measurement& m : measurements) {
+    nlohmann::json peak;
+    for (int i = 0; i < trace::kNumMemoryCategories; ++i) {
+      peak[std::string(trace::MemoryCategoryName(static_cast<MemoryCategory>(i)))] = m.peak[i];
+    }
+    const Expected expected = ExpectedOf(m);
+    strategies.push_back({
+        {"strategy", m.strategy},
+        {"ranks", m.ranks},
+        {"step_ms", absl::ToDoubleMilliseconds(m.step)},
+        {"communication_ms", absl::ToDoubleMilliseconds(m.communication)},
+        {"exposed_ms", absl::ToDoubleMilliseconds(m.exposed)},
+        {"samples_per_s", m.samples_per_second},
+        {"peak_bytes", peak},
+        {"total_peak_bytes", m.total_peak},
+        {"kept_bytes", m.kept},
+        {"sent_bytes_per_step", m.sent_bytes},
+        {"payload_bytes_per_step", m.payload_bytes},
+        {"collectives_per_step", m.collectives},
+        {"formula_bytes",
+         {{"parameters", expected.parameters},
+          {"gradients", expected.gradients},
+          {"optimizer", expected.optimizer},
+          {"kept", expected.kept},
+          {"sent_per_step", expected.sent}}},
+        {"losses", m.losses},
+    });
+  }
+  const ModelSize& size = measurements[0].size;
+  const nlohmann::json report = {
+      {"model", job.model},
+      {"dtype", c10::toString(job.dtype)},
+      {"parameters", size.parameters},
+      {"root_parameters", size.root_parameters},
+      {"batch", job.batch},
+      {"steps", job.steps},
+      {"seed", job.seed},
+      {"loss_difference", LossDifference(measurements)},
+      {"strategies", strategies},
+  };
+  return trace::WriteFileAtomically(path,
+                                    [&](std::ostream& out) { out << report.dump(2) << "\n"; });
+}
+
+}  // namespace lockstep::tutorials
