@@ -34,12 +34,15 @@ std::array<Arg, kMaxArgs> KeepArgs(std::initializer_list<Arg> args) {
   return kept;
 }
 
-// The events of one thread. The lock is contended only while they are counted or written.
-struct Buffer {
-  std::mutex mutex;
+struct ThreadEvents {
   std::string thread_name;
   std::vector<Event> events;
   int64_t dropped = 0;
+};
+
+// The events of one thread. The lock is contended only while they are counted or copied.
+struct Buffer : ThreadEvents {
+  std::mutex mutex;
 };
 
 class Recorder {
@@ -119,16 +122,16 @@ class Writer {
     Metadata("process_name", /*track=*/0, "rank " + std::to_string(rank));
   }
 
-  void Add(const Buffer& buffer) {
-    const int64_t track = NewTrack(buffer.thread_name);
-    for (const Event& event : buffer.events) {
+  void Add(const ThreadEvents& thread) {
+    const int64_t track = NewTrack(thread.thread_name);
+    for (const Event& event : thread.events) {
       if (event.kind == Event::Kind::kInterval) {
         intervals_.push_back(event);
       } else {
         Put(event, track);
       }
     }
-    dropped_ += buffer.dropped;
+    dropped_ += thread.dropped;
   }
 
   void Finish() {
@@ -194,6 +197,12 @@ class Writer {
   int64_t dropped_ = 0;
   std::vector<Event> intervals_;
 };
+
+// Copied under the lock and written after it, so that the thread is not held up by the disk.
+ThreadEvents Copy(Buffer& buffer) {
+  std::lock_guard lock(buffer.mutex);
+  return buffer;
+}
 
 }  // namespace
 
@@ -263,8 +272,7 @@ absl::Status WriteChromeTrace(const std::string& path, int rank) {
   return WriteFileAtomically(path, [rank](std::ostream& out) {
     Writer writer(out, rank);
     for (const auto& buffer : Recorder::Get().Buffers()) {
-      std::lock_guard lock(buffer->mutex);
-      writer.Add(*buffer);
+      writer.Add(Copy(*buffer));
     }
     writer.Finish();
   });

@@ -166,12 +166,15 @@ TEST(RecorderTest, BoundsEachThreadAndCountsWhatItDrops) {
 }
 
 TEST(RecorderTest, CanBeWrittenWhileThreadsRecord) {
-  StartRecording(/*max_events_per_thread=*/1000);
+  StartRecording(/*max_events_per_thread=*/257);
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&stop] {
-      while (!stop) Span span("busy", "test", {{"x", 1}});
+      while (!stop) {
+        { Span span("busy", "test", {{"x", 1}}); }
+        std::this_thread::yield();
+      }
     });
   }
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(WriteAndRead(/*rank=*/0).contains("traceEvents"));
