@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,9 +18,13 @@ namespace {
 constexpr char kAbortKey[] = "abort";
 constexpr char kAbortCountKey[] = "aborts";
 
+constexpr char kLeft[] = "left";  // the beat of a rank whose communicators are destroyed
+constexpr size_t kMaxFormer = 4096;
+
 std::string RankKey(int world_rank) { return absl::StrCat("rank/", world_rank); }
 
-// A rank's own line in the Store, beats first: "12;world\t5\t4\tAllReduce;world/1\t...".
+// A rank's own line in the Store, the number of the beat first:
+// "12;world\t5\t4\tAllReduce;world/1\t...".
 std::string GroupField(const std::string& name, uint64_t issued, uint64_t completed,
                        const std::string& last) {
   return absl::StrCat(";", name, "\t", issued, "\t", completed, "\t", last);
@@ -61,8 +66,10 @@ absl::Status DeadlineError(const Operation& operation, const std::string& commun
     } else {
       absl::StrAppend(&text, " (last issued ", progress.last_issued, " #", progress.issued);
     }
-    absl::StrAppend(&text, progress.silent ? "; gives no sign of life: stopped, killed or cut off)"
-                                           : "; alive)");
+    absl::StrAppend(&text, progress.left ? "; has left: its communicator is destroyed)"
+                           : progress.silent
+                               ? "; gives no sign of life: stopped, killed or cut off)"
+                               : "; alive)");
     ranks.push_back(text);
   }
   return DeadlineErrorBecause(operation, communicator, rank, size, waited,
@@ -88,24 +95,28 @@ struct ControlPlane::Shared {
   bool aborted = false;                  // on_abort has run, or runs
   std::optional<absl::Status> to_abort;  // to be told to the Store
   std::map<std::string, std::weak_ptr<ControlGroup>> groups;
+  std::string former;              // fields of groups that are no more
   std::vector<int> wanted;         // world ranks that somebody asks about
   std::vector<std::string> lines;  // their lines
   bool has_answer = false;
 
   void Run();
-  absl::Status Beat(uint64_t beat);
+  absl::Status Beat(const std::string& beat);
   void TellGroups(const absl::Status& reason);
 };
 
 void ControlPlane::Shared::Run() {
   for (uint64_t beat = 1;; ++beat) {
-    if (absl::Status status = Beat(beat); !status.ok()) {
+    if (absl::Status status = Beat(absl::StrCat(beat)); !status.ok()) {
       TellGroups(GoneError(std::string{status.message()}));
     }
     std::unique_lock<std::mutex> lock(mutex);
     wake.wait_for(lock, absl::ToChronoMilliseconds(options.interval),
                   [this] { return stop || to_abort.has_value() || !wanted.empty(); });
     if (stop && !to_abort) {
+      lock.unlock();
+      static_cast<void>(Beat(kLeft));
+      lock.lock();
       stopped = true;
       answered.notify_all();
       return;
@@ -113,19 +124,22 @@ void ControlPlane::Shared::Run() {
   }
 }
 
-absl::Status ControlPlane::Shared::Beat(uint64_t beat) {
-  std::string line = absl::StrCat(beat);
+absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
+  std::string line = beat;
   std::vector<int> ask;
   std::optional<absl::Status> abort;
+  std::vector<std::shared_ptr<ControlGroup>> living;  // their destructor takes the mutex
   {
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto& [name, weak] : groups) {
       if (std::shared_ptr<ControlGroup> group = weak.lock()) {
+        living.push_back(group);
         const uint64_t issued = group->issued_.load(std::memory_order_acquire);
         absl::StrAppend(&line, GroupField(name, issued, group->completed_.load(),
                                           Name(group->last_kind_.load())));
       }
     }
+    absl::StrAppend(&line, former);
     ask = wanted;
     abort.swap(to_abort);
   }
@@ -221,6 +235,12 @@ ControlGroup::ControlGroup(std::shared_ptr<ControlPlane::Shared> shared, std::st
           world_ranks_.begin())),
       on_abort_(std::move(on_abort)) {}
 
+ControlGroup::~ControlGroup() {
+  std::lock_guard<std::mutex> lock(shared_->mutex);
+  if (shared_->former.size() > kMaxFormer) shared_->former.clear();
+  shared_->former += GroupField(name_, issued_, completed_, Name(last_kind_.load()));
+}
+
 void ControlGroup::Issued(const Operation& operation) {
   last_kind_.store(operation.kind, std::memory_order_relaxed);
   issued_.store(operation.sequence, std::memory_order_release);
@@ -256,6 +276,7 @@ absl::Status ControlGroup::Deadline(const Operation& operation, absl::Duration w
     RankProgress progress{.rank = i};
     ParseProgress((*after)[i], name_, progress);
     progress.silent = (*before)[i] == (*after)[i];
+    progress.left = absl::StartsWith((*after)[i], kLeft);
     const bool arrived =
         IsCollective(operation.kind) ? progress.issued >= operation.sequence : i != operation.peer;
     if (!arrived || progress.silent) missing.push_back(std::move(progress));

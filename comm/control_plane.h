@@ -25,6 +25,7 @@ struct RankProgress {
   uint64_t issued = 0;      // sequence number of its last collective, 0 for none
   std::string last_issued;  // its kind, "" for none
   bool silent = false;      // no sign of life: stopped, killed or cut off
+  bool left = false;        // has destroyed its communicators
 };
 
 // The error of an operation that is past its deadline: DeadlineExceeded, naming the operation,
@@ -75,6 +76,8 @@ class ControlPlane {
 // A communicator's part of the control plane.
 class ControlGroup {
  public:
+  ~ControlGroup();
+
   // Notes that this rank issued, or completed, a collective. Lock-free.
   void Issued(const Operation& operation);
   void Completed();

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lockstep/comm/control_plane.h"
-#include "lockstep/comm/inprocess/reduce.h"
+#include "lockstep/comm/reduce.h"
 
 namespace lockstep::comm::inprocess {
 namespace {

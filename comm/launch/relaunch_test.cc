@@ -1,141 +1,37 @@
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "lockstep/comm/launch/program_under_test.h"
 
+namespace lockstep::launch::testing {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kProgram[] = "comm/launch/relaunch_test_program";
-constexpr auto kPatience = std::chrono::seconds(60);
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-bool Eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    usleep(10000);
-  }
-  return true;
-}
-
-// Processes whose command line has the text, zombies left out.
-std::vector<std::string> ProcessesWith(const std::string& text) {
-  std::vector<std::string> found;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/proc", ignored)) {
-    std::string words = ReadFile(entry.path() / "cmdline");
-    std::replace(words.begin(), words.end(), '\0', ' ');
-    if (absl::StrContains(words, text)) found.push_back(words);
-  }
-  return found;
-}
-
-// One run of the program, in the background, with its output in files.
-class Program {
+class Program : public ProgramUnderTest {
  public:
-  using Variables = std::map<std::string, std::string>;
-
-  Program(const std::string& mode, std::vector<std::string> flags, Variables variables = {}) {
-    static int count = 0;
-    dir_ = fs::path(testing::TempDir()) / absl::StrCat("run", getpid(), ".", ++count, ".end");
-    fs::create_directories(dir_);
-    std::vector<std::string> words = {fs::absolute(kProgram), absl::StrCat("--dir=", dir_.string()),
-                                      absl::StrCat("--mode=", mode)};
-    words.insert(words.end(), flags.begin(), flags.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(open((dir_ / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), 1);
-      dup2(open((dir_ / "err").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), 2);
-      for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-      signal(SIGINT, SIG_DFL);
-      execv(argv[0], argv.data());
-      _exit(126);
-    }
-  }
-
-  ~Program() {
-    for (const std::string& words : ProcessesWith(dir_.string()))
-      ADD_FAILURE() << "left: " << words;
-    fs::remove_all(dir_);
-  }
-
-  // Waits until all ranks have come past MPI_Init.
-  bool Started(int ranks) {
-    return Eventually([&] {
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (!fs::exists(dir_ / absl::StrCat("rank", rank))) return false;
-      }
-      return true;
-    });
-  }
-
-  void Kill(int signal) { kill(pid_, signal); }
-  void KillRank(int rank, int signal) {
-    kill(std::stoi(ReadFile(dir_ / absl::StrCat("rank", rank))), signal);
-  }
-  pid_t mpirun() const { return std::stoi(Scratch()[2]); }
-
-  // Exit status, or minus the signal that ended the process; -1000 where it did not end.
-  int Wait() {
-    int status = 0;
-    if (!Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; })) return -1000;
-    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-  }
-
-  // That neither processes nor the run's folders are left, now or (where the first process had no
-  // say in its end) soon.
-  void ExpectNothingLeft() {
-    EXPECT_TRUE(Eventually([&] { return ProcessesWith(dir_.string()).empty(); }));
-    const std::string session = Scratch()[0].substr(0, std::string("/tmp/lockstep.XXXXXX").size());
-    EXPECT_TRUE(absl::StartsWith(session, "/tmp/lockstep.")) << session;
-    EXPECT_TRUE(Eventually([&] { return !fs::exists(session); })) << session;
-    EXPECT_TRUE(absl::StartsWith(Scratch()[1], "/dev/shm/lockstep.")) << Scratch()[1];
-    EXPECT_TRUE(Eventually([&] { return !fs::exists(Scratch()[1]); })) << Scratch()[1];
-  }
-
-  std::string Out() const { return ReadFile(dir_ / "out"); }
-  std::string Err() const { return ReadFile(dir_ / "err"); }
-  std::vector<std::string> SortedLines() const {
-    std::vector<std::string> lines = absl::StrSplit(Out(), '\n', absl::SkipEmpty());
-    std::sort(lines.begin(), lines.end());
-    return lines;
-  }
+  Program(const std::string& mode, std::vector<std::string> flags,
+          const std::map<std::string, std::string>& variables = {})
+      : ProgramUnderTest("comm/launch/relaunch_test_program", WithMode(mode, std::move(flags)),
+                         variables) {}
 
  private:
-  std::vector<std::string> Scratch() const {
-    return absl::StrSplit(ReadFile(dir_ / "scratch"), '\n');
+  static std::vector<std::string> WithMode(const std::string& mode,
+                                           std::vector<std::string> flags) {
+    flags.insert(flags.begin(), "--mode=" + mode);
+    return flags;
   }
-
-  fs::path dir_;
-  pid_t pid_ = 0;
 };
 
 std::string Cores(int ranks) {
@@ -214,7 +110,7 @@ TEST(RelaunchTest, NamesWhatIsMissing) {
 }
 
 TEST(RelaunchTest, RefusesAnMpirunThatIsNotOpenMpi) {
-  const fs::path fake = fs::path(testing::TempDir()) / "mpirun";
+  const fs::path fake = fs::path(::testing::TempDir()) / "mpirun";
   std::ofstream(fake) << "#!/bin/sh\nshift 6\nexec \"$@\"\n";
   chmod(fake.c_str(), 0700);
   Program run("ok", {"--ranks=2"}, {{"LOCKSTEP_MPIRUN", fake.string()}});
@@ -238,7 +134,7 @@ TEST(RelaunchTest, AbortingRankEndsAll) {
   run.ExpectNothingLeft();
 }
 
-class KilledRankTest : public testing::TestWithParam<const char*> {};
+class KilledRankTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(KilledRankTest, EndsAllAndIsNamed) {
   Program run(GetParam(), {"--ranks=3"});
@@ -250,10 +146,10 @@ TEST_P(KilledRankTest, EndsAllAndIsNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(RelaunchTest, KilledRankTest,
-                         testing::Values("wait", "no_mpi", "stubborn"),
+                         ::testing::Values("wait", "no_mpi", "stubborn"),
                          [](const auto& info) { return std::string(info.param); });
 
-class EndingSignalTest : public testing::TestWithParam<int> {};
+class EndingSignalTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(EndingSignalTest, EndsAll) {
   for (const std::string mode : {"wait", "stubborn"}) {
@@ -265,7 +161,7 @@ TEST_P(EndingSignalTest, EndsAll) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(RelaunchTest, EndingSignalTest, testing::Values(SIGINT, SIGTERM, SIGHUP),
+INSTANTIATE_TEST_SUITE_P(RelaunchTest, EndingSignalTest, ::testing::Values(SIGINT, SIGTERM, SIGHUP),
                          [](const auto& info) { return absl::StrCat("Signal", info.param); });
 
 TEST(RelaunchTest, KilledParentEndsAll) {
@@ -290,3 +186,4 @@ TEST(RelaunchTest, KilledMpirunEndsAll) {
 }
 
 }  // namespace
+}  // namespace lockstep::launch::testing

@@ -5,10 +5,10 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
 #include "lockstep/comm/launch/detect.h"
+#include "lockstep/comm/launch/program_under_test.h"
 #include "lockstep/comm/launch/relaunch.h"
 
 namespace {
@@ -16,11 +16,6 @@ namespace {
 std::string Variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "unset" : value;
-}
-
-void Write(const std::string& path, const std::string& text) {
-  std::ofstream(path + ".new") << text << std::endl;
-  std::rename((path + ".new").c_str(), path.c_str());
 }
 
 }  // namespace
@@ -37,13 +32,7 @@ int main(int argc, char** argv) {
     if (argument.rfind("--dir=", 0) == 0) dir = argument.substr(6);
   }
   if (mode != "no_mpi") MPI_Init(nullptr, nullptr);
-  const std::string rank = std::to_string(world->rank);
-  if (rank == "0") {
-    Write(dir + "/scratch", Variable("OMPI_FILE_LOCATION") + "\n" +
-                                Variable("OMPI_MCA_btl_vader_backing_directory") + "\n" +
-                                std::to_string(getppid()));
-  }
-  Write(dir + "/rank" + rank, std::to_string(getpid()));
+  lockstep::launch::testing::WriteScratch(dir, world->rank);
 
   const bool second = world->rank == 1;
   if (mode == "exit" && second) _exit(3);

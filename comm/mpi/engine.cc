@@ -20,7 +20,7 @@ using std::chrono::nanoseconds;
 // A call of MPI that takes longer than this moved data: it is worth to call again at once.
 constexpr nanoseconds kBusyStep = microseconds(10);
 
-constexpr nanoseconds kSpin = microseconds(50);  // waiting: first, without giving up the core
+constexpr nanoseconds kSpin = microseconds(10);  // waiting: first, without giving up the core
 constexpr nanoseconds kYield = milliseconds(2);  // then, until here, with sched_yield
 constexpr nanoseconds kMinSleep = microseconds(20);
 constexpr nanoseconds kMaxSleep = milliseconds(1);
@@ -196,22 +196,26 @@ void Engine::StartOne(const std::shared_ptr<Group>& group, Queued queued,
                       std::vector<std::unique_ptr<Active>>& done) {
   auto active = std::make_unique<Active>();
   active->transfer =
-      std::make_unique<Transfer>(*std::move(queued.operation), group->comm, group->rank,
-                                 group->size, group->world->options.max_elements_per_call);
+      std::make_unique<Transfer>(*std::move(queued.operation), group->comm, group->internal,
+                                 group->rank, group->size, group->world->options);
   active->state = std::move(queued.state);
   active->group = group;
-  std::vector<MPI_Request> requests;
+  Requests requests;
   active->status = active->transfer->Start(requests);
-  if (!active->status.ok()) {
+  if (!active->status.ok() || requests.requests.empty()) {
     done.push_back(std::move(active));
     return;
   }
-  active->outstanding = static_cast<int>(requests.size());
-  for (MPI_Request request : requests) {
-    requests_.push_back(request);
-    owners_.push_back(active.get());
-  }
+  AddRequests(*active, requests);
   active_.push_back(std::move(active));
+}
+
+void Engine::AddRequests(Active& active, const Requests& requests) {
+  active.outstanding += static_cast<int>(requests.requests.size());
+  for (size_t i = 0; i < requests.requests.size(); ++i) {
+    requests_.push_back(requests.requests[i]);
+    owners_.push_back({&active, requests.slots[i]});
+  }
 }
 
 void Engine::TestRequests(std::vector<std::unique_ptr<Active>>& done) {
@@ -223,25 +227,29 @@ void Engine::TestRequests(std::vector<std::unique_ptr<Active>>& done) {
       MPI_Testsome(count, requests_.data(), &completed, indices_.data(), statuses_.data());
   if (completed == MPI_UNDEFINED || completed == 0) return;
   for (int i = 0; i < completed; ++i) {
-    Active& active = *owners_[indices_[i]];
-    const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
-    absl::Status status = error == MPI_SUCCESS
-                              ? active.transfer->Check(statuses_[i])
-                              : ToStatus(error, Name(active.transfer->operation().kind));
-    if (active.status.ok()) active.status = std::move(status);
+    const Owner owner = std::exchange(owners_[indices_[i]], Owner{nullptr, 0});
+    Active& active = *owner.active;
     --active.outstanding;
-    owners_[indices_[i]] = nullptr;
+    if (!active.status.ok()) continue;
+    const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
+    if (error != MPI_SUCCESS) {
+      active.status = ToStatus(error, Name(active.transfer->operation().kind));
+      continue;
+    }
+    Requests more;
+    active.status = active.transfer->Completed(owner.slot, statuses_[i], more);
+    AddRequests(active, more);
   }
   size_t kept = 0;
   for (size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] == nullptr) continue;
+    if (owners_[i].active == nullptr || !owners_[i].active->status.ok()) continue;
     owners_[kept] = owners_[i];
     requests_[kept++] = requests_[i];
   }
   owners_.resize(kept);
   requests_.resize(kept);
   for (auto it = active_.begin(); it != active_.end();) {
-    if ((*it)->outstanding == 0) {
+    if ((*it)->outstanding == 0 || !(*it)->status.ok()) {
       done.push_back(std::move(*it));
       it = active_.erase(it);
     } else {
@@ -251,10 +259,10 @@ void Engine::TestRequests(std::vector<std::unique_ptr<Active>>& done) {
 }
 
 void Engine::FinishAll(std::vector<std::unique_ptr<Active>> done) {
-  for (const std::unique_ptr<Active>& active : done) {
-    if (active->state->IsDone()) continue;  // its world broke while MPI was still at it
+  for (std::unique_ptr<Active>& active : done) {
     const Operation& operation = active->transfer->operation();
     if (active->status.ok()) {
+      if (active->state->IsDone()) continue;  // its world broke while MPI was still at it
       active->transfer->Finish();
       if (IsCollective(operation.kind)) active->group->control->Completed();
     } else {
@@ -265,6 +273,8 @@ void Engine::FinishAll(std::vector<std::unique_ptr<Active>> done) {
       BreakEverywhere(*active->group->world, active->status);
     }
     if (Forget(active->state)) active->state->Finish(active->status);
+    // After an error MPI may still write to the tensors.
+    if (!active->status.ok()) static_cast<void>(active.release());
   }
 }
 

@@ -151,6 +151,10 @@ class Engine {
     int outstanding = 0;  // requests
     absl::Status status;
   };
+  struct Owner {
+    Active* active;
+    int slot;
+  };
   class Pause;
 
   Engine() = default;
@@ -162,6 +166,7 @@ class Engine {
   void StartOne(const std::shared_ptr<Group>& group, Queued queued,
                 std::vector<std::unique_ptr<Active>>& done);
   void TestRequests(std::vector<std::unique_ptr<Active>>& done);
+  void AddRequests(Active& active, const Requests& requests);
   void FinishAll(std::vector<std::unique_ptr<Active>> done);
   bool Forget(const std::shared_ptr<State>& state);
 
@@ -176,7 +181,7 @@ class Engine {
   std::mutex token_;
   // Guarded by token_. requests_[i] belongs to owners_[i].
   std::vector<MPI_Request> requests_;
-  std::vector<Active*> owners_;
+  std::vector<Owner> owners_;
   std::list<std::unique_ptr<Active>> active_;
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;

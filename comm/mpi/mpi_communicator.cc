@@ -31,7 +31,8 @@ struct Vote {
 class MpiCommunicator : public Communicator {
  public:
   explicit MpiCommunicator(std::shared_ptr<Group> group)
-      : Communicator(group->rank, group->size, at::Device(at::kCPU), group->name, group->world->flight_recorder),
+      : Communicator(group->rank, group->size, at::Device(at::kCPU), group->name,
+                     group->world->flight_recorder),
         group_(std::move(group)) {}
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override;

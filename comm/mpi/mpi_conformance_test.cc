@@ -8,12 +8,12 @@ namespace lockstep::comm::testing {
 namespace {
 
 // This process is one rank; the others run the same body in theirs.
-Backend Processes(const std::string& name, int64_t max_elements_per_call) {
+Backend Processes(const std::string& name, mpi::Options options) {
   return {.name = name,
-          .run = [=](absl::Duration deadline, const std::function<void(Communicator&)>& body) {
-            auto comm =
-                mpi::Create(mpi::TestWorld(),
-                            {.deadline = deadline, .max_elements_per_call = max_elements_per_call});
+          .run = [options](absl::Duration deadline,
+                           const std::function<void(Communicator&)>& body) mutable {
+            options.deadline = deadline;
+            auto comm = mpi::Create(mpi::TestWorld(), options);
             ASSERT_TRUE(comm.ok()) << comm.status();
             body(**comm);
           }};
@@ -22,8 +22,10 @@ Backend Processes(const std::string& name, int64_t max_elements_per_call) {
 std::string NameOf(const ::testing::TestParamInfo<Backend>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
-                         ::testing::Values(Processes("Whole", mpi::Options().max_elements_per_call),
-                                           Processes("Cut", 1000), Processes("CutFine", 100)),
+                         ::testing::Values(Processes("Default", {}),
+                                           Processes("Cut", {.max_elements_per_call = 1000}),
+                                           Processes("CutFine", {.max_elements_per_call = 100}),
+                                           Processes("Exchanged", {.exchange_bytes = 1})),
                          NameOf);
 
 }  // namespace

@@ -34,12 +34,15 @@ class StridedType {
 
 }  // namespace
 
-Transfer::Transfer(Operation operation, MPI_Comm comm, int rank, int size, int64_t max_elements)
+Transfer::Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, int rank, int size,
+                   const Options& options)
     : operation_(std::move(operation)),
       comm_(comm),
+      internal_(internal),
       rank_(rank),
       size_(size),
-      max_elements_(max_elements) {
+      max_elements_(options.max_elements_per_call),
+      exchange_bytes_(options.exchange_bytes) {
   if (const at::Tensor& subject = operation_.subject(); subject.defined()) {
     type_ = DatatypeOf(subject.scalar_type());
     element_bytes_ = static_cast<int64_t>(subject.element_size());
@@ -60,11 +63,6 @@ bool Transfer::InputIsOutputSlice() const {
   return input() == output(rank_ * operation_.input.numel());
 }
 
-MPI_Request* Transfer::NewRequest() {
-  requests_->push_back(MPI_REQUEST_NULL);
-  return &requests_->back();
-}
-
 template <typename Function>
 absl::Status Transfer::ForPieces(int64_t count, int64_t limit, Function f) {
   int64_t first = 0;
@@ -76,44 +74,47 @@ absl::Status Transfer::ForPieces(int64_t count, int64_t limit, Function f) {
   return absl::OkStatus();
 }
 
-absl::Status Transfer::Start(std::vector<MPI_Request>& requests) {
-  requests_ = &requests;
+absl::Status Transfer::Start(Requests& requests) {
+  if (operation_.payload_bytes() >= exchange_bytes_ && Exchange::Suits(operation_, size_)) {
+    exchange_ = std::make_unique<Exchange>(operation_, internal_, rank_, size_);
+    return exchange_->Start(requests);
+  }
   switch (operation_.kind) {
     case OperationKind::kAllReduce: {
       const MPI_Op op = OpOf(operation_.op, operation_.output.scalar_type());
       return ForPieces(operation_.output.numel(), max_elements_, [&](int64_t first, int count) {
         return LOCKSTEP_MPI_STATUS(
-            MPI_Iallreduce(MPI_IN_PLACE, output(first), count, type_, op, comm_, NewRequest()));
+            MPI_Iallreduce(MPI_IN_PLACE, output(first), count, type_, op, comm_, requests.New()));
       });
     }
     case OperationKind::kBroadcast:
       return ForPieces(operation_.output.numel(), max_elements_, [&](int64_t first, int count) {
         return LOCKSTEP_MPI_STATUS(
-            MPI_Ibcast(output(first), count, type_, operation_.peer, comm_, NewRequest()));
+            MPI_Ibcast(output(first), count, type_, operation_.peer, comm_, requests.New()));
       });
     case OperationKind::kSend:
       return ForPieces(operation_.input.numel(), max_elements_, [&](int64_t first, int count) {
         return LOCKSTEP_MPI_STATUS(MPI_Isend(input(first), count, type_, operation_.peer,
-                                             operation_.tag, comm_, NewRequest()));
+                                             operation_.tag, comm_, requests.New()));
       });
     case OperationKind::kRecv:
       return ForPieces(operation_.output.numel(), max_elements_, [&](int64_t first, int count) {
         return LOCKSTEP_MPI_STATUS(MPI_Irecv(output(first), count, type_, operation_.peer,
-                                             operation_.tag, comm_, NewRequest()));
+                                             operation_.tag, comm_, requests.New()));
       });
     case OperationKind::kBarrier:
-      return LOCKSTEP_MPI_STATUS(MPI_Ibarrier(comm_, NewRequest()));
+      return LOCKSTEP_MPI_STATUS(MPI_Ibarrier(comm_, requests.New()));
     case OperationKind::kReduceScatter:
-      return StartReduceScatter();
+      return StartReduceScatter(requests);
     case OperationKind::kAllGather:
     case OperationKind::kGather:
     case OperationKind::kAllToAll:
-      return StartByBlocks();
+      return StartByBlocks(requests);
   }
   return absl::InternalError("unknown kind of operation");
 }
 
-absl::Status Transfer::StartReduceScatter() {
+absl::Status Transfer::StartReduceScatter(Requests& requests) {
   const int64_t block = operation_.output.numel();
   const MPI_Op op = OpOf(operation_.op, operation_.output.scalar_type());
   const bool in_place = output() == input(rank_ * block);
@@ -121,7 +122,7 @@ absl::Status Transfer::StartReduceScatter() {
     result_is_first_block_ = in_place;
     return LOCKSTEP_MPI_STATUS(
         MPI_Ireduce_scatter_block(in_place ? MPI_IN_PLACE : input(), in_place ? input() : output(),
-                                  static_cast<int>(block), type_, op, comm_, NewRequest()));
+                                  static_cast<int>(block), type_, op, comm_, requests.New()));
   }
   // MPI's operations take no strided types, so that pieces of blocks must be reduced one by one.
   return ForPieces(block, max_elements_, [&](int64_t first, int count) {
@@ -129,13 +130,13 @@ absl::Status Transfer::StartReduceScatter() {
       const bool here_in_place = in_place && root == rank_;
       LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Ireduce(
           here_in_place ? MPI_IN_PLACE : input(root * block + first),
-          root == rank_ ? output(first) : nullptr, count, type_, op, root, comm_, NewRequest()));
+          root == rank_ ? output(first) : nullptr, count, type_, op, root, comm_, requests.New()));
     }
     return absl::OkStatus();
   });
 }
 
-absl::Status Transfer::StartByBlocks() {
+absl::Status Transfer::StartByBlocks(Requests& requests) {
   const bool exchanges = operation_.kind == OperationKind::kAllToAll;
   const bool receives = operation_.output.defined();
   const int64_t block = operation_.input.numel() / (exchanges ? size_ : 1);
@@ -153,20 +154,25 @@ absl::Status Transfer::StartByBlocks() {
     switch (operation_.kind) {
       case OperationKind::kAllGather:
         return LOCKSTEP_MPI_STATUS(MPI_Iallgather(from, count, type_, to, strided_count,
-                                                  strided_type, comm_, NewRequest()));
+                                                  strided_type, comm_, requests.New()));
       case OperationKind::kGather:
         return LOCKSTEP_MPI_STATUS(MPI_Igather(from, count, type_, to, strided_count, strided_type,
-                                               operation_.peer, comm_, NewRequest()));
+                                               operation_.peer, comm_, requests.New()));
       default:
         return LOCKSTEP_MPI_STATUS(MPI_Ialltoall(from, strided_count, strided_type, to,
-                                                 strided_count, strided_type, comm_, NewRequest()));
+                                                 strided_count, strided_type, comm_,
+                                                 requests.New()));
     }
   });
 }
 
-absl::Status Transfer::Check(const MPI_Status& status) const {
-  const bool one_piece = operation_.output.defined() && operation_.output.numel() <= max_elements_;
-  if (operation_.kind != OperationKind::kRecv || !one_piece) return absl::OkStatus();
+absl::Status Transfer::Completed(int slot, const MPI_Status& status, Requests& requests) {
+  if (exchange_ != nullptr) return exchange_->Completed(slot, requests);
+  return operation_.kind == OperationKind::kRecv ? CheckReceived(status) : absl::OkStatus();
+}
+
+absl::Status Transfer::CheckReceived(const MPI_Status& status) const {
+  if (operation_.output.numel() > max_elements_) return absl::OkStatus();  // a piece of it
   int count = 0;
   MPI_Get_count(&status, type_, &count);
   if (count == operation_.output.numel()) return absl::OkStatus();
@@ -176,6 +182,7 @@ absl::Status Transfer::Check(const MPI_Status& status) const {
 }
 
 void Transfer::Finish() {
+  if (exchange_ != nullptr) return;
   if (result_is_first_block_ && rank_ != 0) {
     std::memcpy(output(), input(), operation_.output.nbytes());
   }

@@ -3,9 +3,11 @@
 #include <mpi.h>
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "absl/status/status.h"
+#include "lockstep/comm/mpi/exchange.h"
+#include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/comm/operation.h"
 
 namespace lockstep::comm::mpi {
@@ -14,15 +16,15 @@ namespace lockstep::comm::mpi {
 // progress token (see Engine), but for Finish().
 class Transfer {
  public:
-  // No MPI call moves more than `max_elements` elements, or that many a rank where a rank has a
-  // block.
-  Transfer(Operation operation, MPI_Comm comm, int rank, int size, int64_t max_elements);
+  // `internal` connects the same ranks as `comm`.
+  Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, int rank, int size,
+           const Options& options);
 
   // Starts the calls; `requests` receives those to complete.
-  absl::Status Start(std::vector<MPI_Request>& requests);
+  absl::Status Start(Requests& requests);
 
-  // Looks at what a completed request says; the error where a Recv got another number of elements.
-  absl::Status Check(const MPI_Status& status) const;
+  // One of the requests is complete; may start further ones.
+  absl::Status Completed(int slot, const MPI_Status& status, Requests& requests);
 
   // The rest of the work, when all requests are complete: on this thread, without the token.
   void Finish();
@@ -30,13 +32,13 @@ class Transfer {
   const Operation& operation() const { return operation_; }
 
  private:
-  absl::Status StartReduceScatter();
-  absl::Status StartByBlocks();
+  absl::Status StartReduceScatter(Requests& requests);
+  absl::Status StartByBlocks(Requests& requests);
+  absl::Status CheckReceived(const MPI_Status& status) const;
 
   char* input(int64_t element = 0) const;
   char* output(int64_t element = 0) const;
   bool InputIsOutputSlice() const;
-  MPI_Request* NewRequest();
 
   // Calls f(first element, number of elements) for pieces of [0, count), at least once.
   template <typename Function>
@@ -44,13 +46,15 @@ class Transfer {
 
   const Operation operation_;
   const MPI_Comm comm_;
+  const MPI_Comm internal_;
   const int rank_;
   const int size_;
   const int64_t max_elements_;
+  const int64_t exchange_bytes_;
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   int64_t element_bytes_ = 0;
   bool result_is_first_block_ = false;  // of the input, to be copied to the output
-  std::vector<MPI_Request>* requests_ = nullptr;
+  std::unique_ptr<Exchange> exchange_;  // where that carries the operation out
 };
 
 }  // namespace lockstep::comm::mpi
