@@ -2,23 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/models/classifier.h"
-#include "lockstep/tools/status/status_error.h"
+#include "lockstep/parallel/testing/model_cases.h"
 
 namespace lockstep::parallel::testing {
 namespace {
-
-ParityCase ModelCase(const std::string& model, at::ScalarType dtype) {
-  ParityCase c = {.name = model, .sample_shape = {1, 28, 28}, .dtype = dtype, .steps = 3};
-  // Adam divides a gradient by its own size: where the true one is zero (the keys' biases),
-  // rounding in f32 alone decides the step.
-  c.sgd = dtype == at::kFloat;
-  c.make = [model] {
-    models::Classifier classifier = ValueOrThrow(models::Create(model));
-    return ParityModel{classifier.module, classifier.forward};
-  };
-  return c;
-}
 
 const std::vector<std::string> kStrategies = {"manual", "ddp", "fsdp"};
 

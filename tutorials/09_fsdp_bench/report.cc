@@ -92,7 +92,7 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
           "the slowest rank; bytes a rank, measured.\n",
           job.model, WithThousands(size.parameters), size.element_bytes, job.batch),
       "params to peak: the most during a step. kept: parameters, gradients and optimizer state "
-      "between steps. hidden: communication behind backward.\n"
+      "between steps. hidden: communication while computing.\n"
       "formula: eΨ parameters, eΨ gradients, 2eΨ optimizer state, 4eΨ kept, 2(N-1)/N eΨ sent on a "
       "ring "
       "of N ranks. fsdp keeps 1/N of them,\n"

@@ -1,0 +1,114 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/tutorials/common/subprocess.h"
+
+namespace lockstep::tutorials {
+namespace {
+
+constexpr char kProgram[] = "tutorials/09_fsdp_bench/fsdp_bench";
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// What a run wrote with --json.
+nlohmann::json Bench(std::vector<std::string> flags) {
+  const char* folder = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/bench.json";
+  std::vector<std::string> words = {kProgram, "--json=" + path};
+  words.insert(words.end(), flags.begin(), flags.end());
+  const Outcome outcome = RunProgram(words);
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.out << outcome.err;
+  EXPECT_TRUE(Contains(outcome.out, "Losses: the same under all, at every step")) << outcome.out;
+  std::ifstream file(path);
+  return nlohmann::json::parse(file);
+}
+
+const nlohmann::json& Find(const nlohmann::json& report, const std::string& strategy) {
+  for (const nlohmann::json& each : report["strategies"]) {
+    if (each["strategy"] == strategy) return each;
+  }
+  throw std::runtime_error("no " + strategy);
+}
+
+void ExpectWithin(double share, double found, double expected, const std::string& what) {
+  EXPECT_NEAR(found, expected, share * expected) << what;
+}
+
+// What was measured is what the formulas say.
+void ExpectFormulas(const nlohmann::json& report) {
+  for (const char* name : {"none", "manual", "ddp", "fsdp"}) {
+    const nlohmann::json& strategy = Find(report, name);
+    const nlohmann::json& formula = strategy["formula_bytes"];
+    const bool sharded = std::string(name) == "fsdp";
+    // Padding is a part of a per cent of these models; without shards there is none.
+    const double padding = sharded ? 0.02 : 0;
+    ExpectWithin(padding, strategy["kept_bytes"], formula["kept"], name);
+    ExpectWithin(padding, strategy["peak_bytes"]["parameters"], formula["parameters"], name);
+    ExpectWithin(padding, strategy["peak_bytes"]["optimizer"], formula["optimizer"], name);
+    ExpectWithin(padding, strategy["sent_bytes_per_step"], formula["sent_per_step"], name);
+    if (sharded) {
+      EXPECT_LE(strategy["peak_bytes"]["gradients"].get<double>(),
+                1.02 * formula["gradients"].get<double>());
+    } else {
+      ExpectWithin(0, strategy["peak_bytes"]["gradients"], formula["gradients"], name);
+    }
+    EXPECT_GT(strategy["peak_bytes"]["activations"], 0) << name;
+  }
+  const double bytes = report["parameters"].get<double>() * (report["dtype"] == "Double" ? 8 : 4);
+  EXPECT_EQ(Find(report, "ddp")["payload_bytes_per_step"], bytes);
+  EXPECT_EQ(Find(report, "manual")["payload_bytes_per_step"], bytes);
+  EXPECT_EQ(Find(report, "none")["payload_bytes_per_step"], 0);
+}
+
+TEST(FsdpBenchTest, VitAgreesWithTheFormulas) {
+  const nlohmann::json report = Bench({"--ranks=2", "--model=vit", "--steps=5", "--batch=8"});
+  EXPECT_LE(report["loss_difference"], 1e-5);
+  ExpectFormulas(report);
+}
+
+TEST(FsdpBenchTest, LossesAgreeTo1e9InF64OnThreeRanks) {
+  const nlohmann::json report =
+      Bench({"--ranks=3", "--model=mlp", "--steps=5", "--batch=5", "--dtype=f64"});
+  EXPECT_LE(report["loss_difference"], 1e-9);
+  ExpectFormulas(report);
+}
+
+TEST(FsdpBenchTest, RunsWhatIsAskedFor) {
+  const Outcome outcome = RunProgram({kProgram, "--ranks=1", "--model=convnet", "--steps=1",
+                                      "--batch=2", "--strategies=fsdp,none"});
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_TRUE(Contains(outcome.out, "convnet on 1 ranks")) << outcome.out;
+  EXPECT_TRUE(Contains(outcome.out, "\nfsdp "));
+  EXPECT_TRUE(Contains(outcome.out, "\nnone "));
+  EXPECT_FALSE(Contains(outcome.out, "\nddp "));
+}
+
+TEST(FsdpBenchTest, EachMistakeGetsOneLine) {
+  for (const auto& [flag, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--strategies=ddp,zero", "there is no strategy \"zero\""},
+           {"--model=resnet", "resnet"},
+           {"--dtype=f16", "f32 and f64 are possible"},
+           {"--ranks=0", "ranks"},
+           {"--steps=0", "steps"},
+           {"--colour=red", "colour"},
+           {"--data=/nowhere", "/nowhere"},
+           {"--json=/nowhere/bench.json", "/nowhere/bench.json"},
+       }) {
+    const Outcome outcome = RunProgram(
+        {kProgram, "--ranks=2", "--steps=1", "--batch=1", "--model=mlp", "--strategies=ddp", flag});
+    EXPECT_GT(outcome.exit_status, 0) << flag;
+    EXPECT_TRUE(Contains(outcome.err, message)) << flag << ":\n" << outcome.err;
+    EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 3) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::tutorials
