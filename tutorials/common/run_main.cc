@@ -46,6 +46,12 @@ void SetFlagsOrExit(int argc, char** argv, const Usage& usage) {
   }
 }
 
+void EnterUsersFolder() {
+  // If that fails the program does what it would have done by itself.
+  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (folder != nullptr && chdir(folder) != 0) return;
+}
+
 absl::Status StatusOf(const std::function<absl::Status()>& body) {
   try {
     return body();
@@ -79,6 +85,7 @@ void ExitAtOnce(int exit_status) {
 
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body) {
   SetFlagsOrExit(argc, argv, usage);
+  EnterUsersFolder();
   if (absl::Status status = StatusOf(body); !status.ok()) {
     PrintError(status);
     ExitAtOnce(1);

@@ -24,13 +24,18 @@ namespace lockstep::tutorials {
 // Exit status: 0 after body succeeded and after --help, 1 after it failed, 2 where a flag is wrong.
 // A failure is one line on stderr, "PROGRAM: what was wrong", or "PROGRAM: rank 2: ..." where a
 // launcher started several ranks. Of LibTorch's exceptions it shows the first line, without the
-// stack. Signals end the program as they always do.
+// stack. Signals end the program as they always do. Relative paths start at the folder where
+// `bazel run` was typed.
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body);
 
 // For world.h: the parts of RunMain.
 
 // Sets the flags; ends the program after --help and where a flag is wrong.
 void SetFlagsOrExit(int argc, char** argv, const Usage& usage);
+
+// Under `bazel run`, which starts programs elsewhere: goes to the folder where that was typed, so
+// that relative paths in flags mean what the user thinks.
+void EnterUsersFolder();
 
 // Runs body, with exceptions made into errors.
 absl::Status StatusOf(const std::function<absl::Status()>& body);

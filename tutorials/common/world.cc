@@ -80,6 +80,7 @@ int RunRanks(int argc, char** argv, const Usage& usage,
   if (options.default_ranks > 0) absl::SetFlag(&FLAGS_ranks, RankCount{options.default_ranks});
   SetFlagsOrExit(argc, argv, usage);
   launch::RelaunchIfAlone(argc, argv, options);
+  EnterUsersFolder();
   std::unique_ptr<comm::Communicator> world;
   const absl::Status status = StatusOf([&]() -> absl::Status {
     absl::StatusOr<std::unique_ptr<comm::Communicator>> created = CreateWorld();

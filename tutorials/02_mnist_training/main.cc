@@ -1,0 +1,129 @@
+// Trains a classifier of Fashion-MNIST in one process, on one device. README.md explains it.
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/mnist/mnist.h"
+#include "lockstep/data/sampler.h"
+#include "lockstep/models/classifier.h"
+#include "lockstep/parallel/checkpoint/safetensors.h"
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/device_flag.h"
+#include "lockstep/tutorials/common/model_flag.h"
+#include "lockstep/tutorials/common/progress.h"
+#include "lockstep/tutorials/common/run_main.h"
+#include "lockstep/tutorials/common/training_flags.h"
+
+ABSL_FLAG(uint64_t, epochs, 3, "passes over the training images; 0: only test");
+ABSL_FLAG(uint64_t, steps, 0, "end each epoch after this many batches; 0: after all of them");
+ABSL_FLAG(std::string, load_weights, "", "safetensors file to start from; none: random weights");
+ABSL_FLAG(std::string, save_weights, "", "safetensors file to write after each epoch");
+
+namespace lockstep::tutorials {
+namespace {
+
+// The loss and the share of right answers over a whole data set, which the model does not learn.
+std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>& dataset) {
+  const at::NoGradGuard no_grad;
+  data::Loader loader(dataset, data::SequentialSampler(dataset->size()), {.batch_size = 500});
+  double loss = 0;
+  double right = 0;
+  for (const data::Batch& batch : loader) {
+    const at::Tensor labels = batch["labels"].to(ChosenDevice());
+    const at::Tensor logits = model.forward(batch["images"].to(ChosenDevice()));
+    loss += at::cross_entropy_loss(logits, labels).item<double>() * batch.rows();
+    right += logits.argmax(/*dim=*/1).eq(labels).sum().item<double>();
+  }
+  return absl::StrFormat("test loss %.4f, test accuracy %.2f %%", loss / dataset->size(),
+                         100 * right / dataset->size());
+}
+
+absl::Status Train() {
+  // STEP 1: the data. The loader hands out the training images in an order of its own each epoch.
+  const std::string folder = absl::GetFlag(FLAGS_data);
+  const std::shared_ptr<data::Dataset> train_set =
+      ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTrain}));
+  const std::shared_ptr<data::Dataset> test_set =
+      ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTest}));
+  const data::DistributedSampler sampler(
+      {.size = train_set->size(), .seed = absl::GetFlag(FLAGS_seed)});
+  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+
+  // STEP 2: the model, with random weights that the seed decides or with those of a file.
+  at::manual_seed(absl::GetFlag(FLAGS_seed));
+  models::Classifier model = ValueOrThrow(models::Create(absl::GetFlag(FLAGS_model).value));
+  const std::string weights = absl::GetFlag(FLAGS_load_weights);
+  if (!weights.empty()) ThrowIfError(parallel::checkpoint::LoadInto(*model.module, weights));
+  model.module->to(ChosenDevice());
+  absl::PrintF("before training: %s\n", Test(model, test_set));
+  std::fflush(stdout);
+
+  // STEP 3: the optimizer, which is to change the weights.
+  torch::optim::AdamW optimizer(model.module->parameters(), absl::GetFlag(FLAGS_lr).value);
+
+  const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_steps));
+  const int64_t steps = limit == 0 ? loader.batches_per_epoch() : limit;
+  for (uint64_t epoch = 1; epoch <= absl::GetFlag(FLAGS_epochs); ++epoch) {
+    const absl::Time start = absl::Now();
+    loader.SetEpoch(static_cast<int64_t>(epoch) - 1);
+    double loss_sum = 0;
+    int64_t step = 0;
+    {
+      Progress progress(absl::StrFormat("epoch %d", epoch), steps);
+      for (const data::Batch& batch : loader) {
+        // STEP 4: forward to the loss of one batch, backward to the gradients, and a step of the
+        // weights against them.
+        optimizer.zero_grad();
+        const at::Tensor logits = model.forward(batch["images"].to(ChosenDevice()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(ChosenDevice()));
+        loss.backward();
+        optimizer.step();
+
+        loss_sum += loss.item<double>();
+        if (!std::isfinite(loss_sum)) {
+          return absl::OutOfRangeError(absl::StrFormat(
+              "the loss of step %d in epoch %d is no number any more: try a smaller --lr than %g",
+              step + 1, epoch, absl::GetFlag(FLAGS_lr).value));
+        }
+        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step + 1)));
+        if (++step == steps) break;
+      }
+    }
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+
+    // STEP 5: how well does the model do on images that it has never seen?
+    absl::PrintF("epoch %d: loss %.4f, %s, %d steps in %.1f s\n", epoch, loss_sum / step,
+                 Test(model, test_set), step, seconds);
+    std::fflush(stdout);
+
+    // STEP 6: the weights, in a file that Python reads too.
+    const std::string path = absl::GetFlag(FLAGS_save_weights);
+    if (!path.empty()) ThrowIfError(parallel::checkpoint::SaveModule(*model.module, path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace lockstep::tutorials
+
+int main(int argc, char** argv) {
+  return lockstep::tutorials::RunMain(
+      argc, argv,
+      {.summary = "trains a classifier of Fashion-MNIST in one process, on one device.",
+       .example = "bazel run //tutorials:mnist_training -- --model=mlp --epochs=1"},
+      lockstep::tutorials::Train);
+}
