@@ -1,5 +1,6 @@
 // What run_main_test runs, in one process.
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <iostream>
 #include <new>
@@ -28,8 +29,7 @@ namespace {
 struct Hanging {
   bool active = false;
   ~Hanging() {
-    while (active) {
-    }
+    if (active) pause();
   }
 } hanging;
 
