@@ -53,7 +53,8 @@ void ExpectFormulas(const nlohmann::json& report) {
     ExpectWithin(padding, strategy["kept_bytes"], formula["kept"], name);
     ExpectWithin(padding, strategy["peak_bytes"]["parameters"], formula["parameters"], name);
     ExpectWithin(padding, strategy["peak_bytes"]["optimizer"], formula["optimizer"], name);
-    ExpectWithin(padding, strategy["sent_bytes_per_step"], formula["sent_per_step"], name);
+    // Each operation's share of a ring is counted in whole bytes.
+    ExpectWithin(padding + 1e-6, strategy["sent_bytes_per_step"], formula["sent_per_step"], name);
     if (sharded) {
       EXPECT_LE(strategy["peak_bytes"]["gradients"].get<double>(),
                 1.02 * formula["gradients"].get<double>());
