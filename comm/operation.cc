@@ -59,6 +59,8 @@ int64_t Operation::payload_bytes() const {
 
 namespace {
 
+constexpr int kMaxTag = 32767;  // what MPI promises
+
 bool Reduces(OperationKind kind) {
   return kind == OperationKind::kAllReduce || kind == OperationKind::kReduceScatter;
 }
@@ -141,6 +143,9 @@ class Validator {
         kind == OperationKind::kBroadcast || kind == OperationKind::kGather || !IsCollective(kind);
     if (has_peer && (operation_.peer < 0 || operation_.peer >= size_)) {
       Refuse(absl::StrCat("rank ", operation_.peer, " is none of the ", size_, " ranks"));
+    }
+    if (!IsCollective(kind) && (operation_.tag < 0 || operation_.tag > kMaxTag)) {
+      Refuse(absl::StrCat("the tag must be from 0 to ", kMaxTag));
     }
     return status_;
   }

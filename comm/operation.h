@@ -66,8 +66,9 @@ struct Operation {
 
 // What every backend refuses: undefined, non-contiguous or sparse tensors, a dtype other than f32,
 // f64, f16, bf16, i32, i64, u8, tensors of different dtypes or on another device than `device`,
-// sizes that do not fit, a root or peer that is no rank, an average of integers, and an input that
-// overlaps the output other than as this rank's slice of it. InvalidArgument, naming the operation.
+// sizes that do not fit, a root or peer that is no rank, a tag that is not from 0 to 32767, an
+// average of integers, and an input that overlaps the output other than as this rank's slice of it.
+// InvalidArgument, naming the operation.
 absl::Status Validate(const Operation& operation, int rank, int size, at::Device device);
 
 }  // namespace lockstep::comm

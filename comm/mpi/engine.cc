@@ -1,6 +1,7 @@
 #include "lockstep/comm/mpi/engine.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -298,11 +299,11 @@ uint64_t Engine::NextSplit(Group& group) {
   return ++group.splits;
 }
 
-void Engine::Break(World& world, const absl::Status& reason) {
+bool Engine::Break(World& world, const absl::Status& reason) {
   std::set<std::shared_ptr<State>> failed;
   {
     std::lock_guard<std::mutex> lock(queues_);
-    if (!world.broken.ok()) return;
+    if (!world.broken.ok()) return false;
     world.broken = reason;
     broken_ = true;
     failed.swap(world.pending);
@@ -314,11 +315,11 @@ void Engine::Break(World& world, const absl::Status& reason) {
   }
   // What MPI has started stays in active_, tensors and all: MPI cannot be told to stop.
   for (const auto& state : failed) state->Finish(reason);
+  return true;
 }
 
 void Engine::BreakEverywhere(World& world, const absl::Status& reason) {
-  Break(world, reason);
-  world.plane->Abort(reason);
+  if (Break(world, reason)) world.plane->Abort(reason);
 }
 
 absl::Status Engine::WithToken(const std::function<absl::Status()>& call) {
@@ -405,6 +406,9 @@ void Engine::WakeThread() {
 }
 
 void Engine::RunThread() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, /*oldset=*/nullptr);  // handlers run on the program's threads
   prctl(PR_SET_TIMERSLACK, 1000);  // nanoseconds; the default of 50 us makes naps twice as long
   Clock::time_point last_pending = Clock::now();
   Clock::time_point last_check = Clock::now();

@@ -117,8 +117,9 @@ class Engine {
   // Returns when the work is done or past its deadline, which breaks its world.
   void Drive(State& state);
 
-  // Fails everything of `world`, pending and to come, here. The first reason stays.
-  void Break(World& world, const absl::Status& reason);
+  // Fails everything of `world`, pending and to come, here. False where it was broken already: the
+  // first reason stays.
+  bool Break(World& world, const absl::Status& reason);
 
   // The same on all ranks.
   void BreakEverywhere(World& world, const absl::Status& reason);

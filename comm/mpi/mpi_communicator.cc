@@ -41,9 +41,9 @@ class MpiCommunicator : public Communicator {
 
   void Abort(absl::Status reason) override {
     World& world = *group_->world;
-    Engine::Get().Break(world, absl::AbortedError(absl::StrCat("aborted by rank ", world.rank, ": ",
-                                                               std::string{reason.message()})));
-    world.plane->Abort(reason);
+    const absl::Status here = absl::AbortedError(
+        absl::StrCat("aborted by rank ", world.rank, ": ", std::string{reason.message()}));
+    if (Engine::Get().Break(world, here)) world.plane->Abort(reason);
   }
 
   Store& store() override { return *group_->world->users_store; }

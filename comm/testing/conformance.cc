@@ -430,6 +430,8 @@ TEST_P(CommunicatorConformance, RefusesWhatItCannotDo) {
     ExpectRefused(comm.AllToAll(at::ones({n}), at::ones({n + 1})), "must be equal");
     ExpectRefused(comm.Broadcast(at::ones({4}), n), "is none of the");
     ExpectRefused(comm.Send(at::ones({4}), -1), "is none of the");
+    ExpectRefused(comm.Send(at::ones({4}), 0, -1), "the tag must be from 0 to 32767");
+    ExpectRefused(comm.Recv(at::ones({4}), 0, 32768), "the tag must be from 0 to 32767");
     ExpectRefused(comm.GatherInto(at::ones({4}), at::ones({4}), -1), "is none of the");
     at::Tensor both = at::ones({4 * n + 1});
     ExpectRefused(
