@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "lockstep/tools/trace/clock.h"
+#include "lockstep/tools/trace/counters.h"
 #include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::comm {
@@ -83,9 +84,13 @@ Work Communicator::Submit(Operation operation) {
 }
 
 Work Communicator::Record(Operation operation) {
+  static trace::Counter& operations = trace::GetCounter("comm/operations");
+  static trace::Counter& payload_bytes = trace::GetCounter("comm/payload_bytes");
   const at::Tensor& subject = operation.subject();
   const OperationKind kind = operation.kind;
   const int64_t bytes = operation.payload_bytes();
+  operations.Add(1);
+  payload_bytes.Add(bytes);
   const int64_t id = flight_recorder_->Record({
       .communicator = name_,
       .sequence = static_cast<int64_t>(++issued_),

@@ -108,8 +108,8 @@ class Communicator {
   // Key-value store common to the ranks, for what is small and rare (addresses, names).
   virtual Store& store() = 0;
 
-  // What this rank's communicators of this world did last: every operation is entered here, and on
-  // the timeline of tools/trace while that records.
+  // What this rank's communicators of this world did last: every operation is entered here, in the
+  // counters of tools/trace, and on its timeline while that records.
   const std::shared_ptr<trace::FlightRecorder>& flight_recorder() const { return flight_recorder_; }
 
   // For backends and decorators: takes an operation that was validated. Decorators forward it.

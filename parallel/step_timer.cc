@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/tools/trace/clock.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel {
 
@@ -19,6 +20,7 @@ comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
 }
 
 absl::Status StepTimer::Wait(const comm::Work& work) {
+  const trace::Span span("wait", "communication");
   const absl::Duration start = trace::SteadyNow();
   absl::Status status = work.Wait();
   step_.exposed += trace::SteadyNow() - start;

@@ -25,17 +25,19 @@ namespace lockstep::parallel {
 //
 //   class BlockImpl : public torch::nn::Module {
 //    public:
-//     explicit BlockImpl(int64_t dim) : linear(register_module("linear", torch::nn::Linear(dim,
-//     dim))) {} at::Tensor forward(at::Tensor x) { return x + linear(x); } torch::nn::Linear
-//     linear;
+//     explicit BlockImpl(int64_t dim) {
+//       linear = register_module("linear", torch::nn::Linear(dim, dim));
+//     }
+//     at::Tensor forward(at::Tensor x) { return x + linear(x); }
+//     torch::nn::Linear linear = nullptr;
 //   };
-//   using Block = parallel::Unit<BlockImpl>;         // in the place of TORCH_MODULE(Block)
+//   using Block = parallel::Unit<BlockImpl>;  // in the place of TORCH_MODULE(Block)
 //   using Linear = parallel::Unit<torch::nn::LinearImpl>;
 //
 //   Block block(64);
-//   HookHandle handle = block->AddPreForwardHook([](const std::vector<at::Tensor*>& inputs) { ...
-//   }); block(x);                                        // runs it; so do block->forward(x) and
-//   Sequential
+//   HookHandle handle = block->AddPreForwardHook(
+//       [](const std::vector<at::Tensor*>& inputs) { std::cout << inputs[0]->sizes(); });
+//   block(x);  // runs it; so do block->forward(x) and Sequential
 //
 // Impl may be any module with one forward, not overloaded and no template. Names in state dicts are
 // those of Impl. Only block->as<BlockImpl>()->forward(x) goes around the hooks. A Unit without
@@ -178,26 +180,29 @@ class UnitModule {
   const std::shared_ptr<HookList> post_forward_ = std::make_shared<HookList>();
 };
 
-// Impl with hooks around its forward, whose signature is taken over.
-template <typename Impl, typename Forward = decltype(&Impl::forward)>
-class Hooked;
+namespace internal {
 
-template <typename Impl, typename Owner, typename Result, typename... Args>
-class Hooked<Impl, Result (Owner::*)(Args...)> : public Impl, public UnitModule {
- public:
-  using Impl::Impl;
-
-  Result forward(Args... args) {
-    return this->template CallWithHooks<Result, Args...>(
-        [this](Args... inner) -> Result { return Impl::forward(std::forward<Args>(inner)...); },
-        std::forward<Args>(args)...);
-  }
-
-  torch::nn::Module& module() override { return *this; }
+// The type of a function that takes and returns what a member function does.
+template <typename Member>
+struct Signature;
+template <typename Owner, typename Result, typename... Args>
+struct Signature<Result (Owner::*)(Args...)> {
+  using Type = Result(Args...);
+};
+template <typename Owner, typename Result, typename... Args>
+struct Signature<Result (Owner::*)(Args...) const> {
+  using Type = Result(Args...);
 };
 
-template <typename Impl, typename Owner, typename Result, typename... Args>
-class Hooked<Impl, Result (Owner::*)(Args...) const> : public Impl, public UnitModule {
+}  // namespace internal
+
+// Impl with hooks around its forward, whose signature is taken over.
+template <typename Impl,
+          typename Forward = typename internal::Signature<decltype(&Impl::forward)>::Type>
+class Hooked;
+
+template <typename Impl, typename Result, typename... Args>
+class Hooked<Impl, Result(Args...)> : public Impl, public UnitModule {
  public:
   using Impl::Impl;
 

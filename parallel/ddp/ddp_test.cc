@@ -2,7 +2,6 @@
 
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
-#include <torch/utils.h>
 
 #include <string>
 #include <vector>
@@ -17,6 +16,7 @@ namespace lockstep::parallel {
 namespace {
 
 using comm::OperationKind;
+using testing::MakeNets;
 using testing::OddNet;
 
 struct Counted {
@@ -30,15 +30,6 @@ int64_t Numel(torch::nn::Module& model) {
   int64_t numel = 0;
   for (const at::Tensor& parameter : model.parameters()) numel += parameter.numel();
   return numel;
-}
-
-std::vector<OddNet> MakeNets(int size) {
-  std::vector<OddNet> nets;
-  for (int rank = 0; rank < size; ++rank) {
-    torch::manual_seed(rank);  // each rank its own
-    nets.emplace_back(2);
-  }
-  return nets;
 }
 
 TEST(DdpTest, EqualsOneProcessInManyBuckets) {

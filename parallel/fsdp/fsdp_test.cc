@@ -24,6 +24,7 @@ namespace {
 
 using comm::OperationKind;
 using testing::Linear;
+using testing::MakeNets;
 using testing::OddBlock;
 using testing::OddNet;
 
@@ -121,15 +122,6 @@ class MixedNetImpl : public torch::nn::Module {
   Linear out = nullptr;
   at::Tensor scale;
 };
-
-std::vector<OddNet> MakeNets(int size) {
-  std::vector<OddNet> nets;
-  for (int rank = 0; rank < size; ++rank) {
-    torch::manual_seed(rank);  // each rank its own
-    nets.emplace_back(2);
-  }
-  return nets;
-}
 
 // Elements of the flat buffer that parameters of these sizes share.
 int64_t Padded(const std::vector<int64_t>& numels, int world) {

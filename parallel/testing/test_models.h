@@ -5,6 +5,7 @@
 #include <ATen/ops/tanh.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/utils.h>
 
 #include <string>
 #include <vector>
@@ -57,5 +58,15 @@ class OddNetImpl : public torch::nn::Module {
   at::Tensor offset;
 };
 using OddNet = Unit<OddNetImpl>;
+
+// One for each rank, all different.
+inline std::vector<OddNet> MakeNets(int size) {
+  std::vector<OddNet> nets;
+  for (int rank = 0; rank < size; ++rank) {
+    torch::manual_seed(rank);
+    nets.emplace_back(/*blocks=*/2);
+  }
+  return nets;
+}
 
 }  // namespace lockstep::parallel::testing
