@@ -83,8 +83,7 @@ std::vector<double> Train(comm::Communicator& comm) {
 
 int Main() {
   const auto world = lockstep::ValueOrThrow(lockstep::launch::Detect());
-  const std::unique_ptr<comm::Communicator> comm =
-      lockstep::ValueOrThrow(comm::mpi::Create(world));
+  const std::unique_ptr<comm::Communicator> comm = lockstep::ValueOrThrow(comm::mpi::Create(world));
   const std::vector<double> ddp = Train<parallel::Ddp>(*comm);
   const std::vector<double> fsdp = Train<parallel::Fsdp>(*comm);
   bool agree = true;
