@@ -177,7 +177,7 @@ class Engine {
   void ExpireOverdue();
 
   void RunThread();
-  void WakeThread();
+  void WakeThread(bool now);  // `now`: even from a short nap
 
   std::mutex token_;
   // Guarded by token_. requests_[i] belongs to owners_[i].
@@ -201,6 +201,7 @@ class Engine {
   std::condition_variable wake_;
   std::thread thread_;
   std::atomic<bool> asleep_{true};  // or not started yet
+  bool kicked_ = false;
   bool stop_ = false;
 
   std::mutex expiry_;  // one thread at a time asks who is missing
