@@ -39,7 +39,7 @@ namespace {
 // The loss and the share of right answers over a whole data set, which the model does not learn.
 std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>& dataset) {
   const at::NoGradGuard no_grad;
-  data::Loader loader(dataset, data::SequentialSampler(dataset->size()), {.batch_size = 500});
+  data::Loader loader(dataset, data::SequentialSampler(dataset->size()), {.batch_size = 100});
   double loss = 0;
   double right = 0;
   for (const data::Batch& batch : loader) {
