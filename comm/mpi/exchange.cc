@@ -1,6 +1,7 @@
 #include "lockstep/comm/mpi/exchange.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "lockstep/comm/mpi/datatype.h"
@@ -34,10 +35,34 @@ bool TagsSuffice() {
 int64_t SegmentBytes(int size) { return std::max(kSegmentBytes / (size - 1), kMinSegmentBytes); }
 
 // Scratch memory of operations that are over, for the next ones: new memory costs page faults.
-std::vector<std::unique_ptr<char[]>>& FreeScratch() {
-  static auto* free = new std::vector<std::unique_ptr<char[]>>;
-  return *free;
-}
+// Operations end on any thread, without the token.
+class ScratchPool {
+ public:
+  static ScratchPool& Get() {
+    static auto* pool = new ScratchPool;
+    return *pool;
+  }
+
+  std::unique_ptr<char[]> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) {
+      return std::unique_ptr<char[]>(new char[kSlots * SegmentBytes(kMaxRanks) * (kMaxRanks - 1)]);
+    }
+    std::unique_ptr<char[]> scratch = std::move(free_.back());
+    free_.pop_back();
+    return scratch;
+  }
+
+  void Give(std::unique_ptr<char[]> scratch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.size() < kMaxFree) free_.push_back(std::move(scratch));
+  }
+
+ private:
+  static constexpr size_t kMaxFree = 4;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<char[]>> free_;
+};
 
 }  // namespace
 
@@ -76,18 +101,11 @@ Exchange::Exchange(const Operation& operation, MPI_Comm comm, int rank, int size
   segments_ = (block_ + segment_ - 1) / segment_;
   slots_.resize(static_cast<size_t>(std::min<int64_t>(kSlots, segments_)));
   const int64_t slot_bytes = SegmentBytes(size_) * (size_ - 1);
-  if (!FreeScratch().empty()) {
-    scratch_ = std::move(FreeScratch().back());
-    FreeScratch().pop_back();
-  } else {
-    scratch_.reset(new char[kSlots * SegmentBytes(kMaxRanks) * (kMaxRanks - 1)]);
-  }
+  scratch_ = ScratchPool::Get().Take();
   for (size_t i = 0; i < slots_.size(); ++i) slots_[i].scratch = scratch_.get() + i * slot_bytes;
 }
 
-Exchange::~Exchange() {
-  if (FreeScratch().size() < 4) FreeScratch().push_back(std::move(scratch_));
-}
+Exchange::~Exchange() { ScratchPool::Get().Give(std::move(scratch_)); }
 
 int64_t Exchange::Offset(int owner, int64_t segment) const {
   return owner * block_ + segment * segment_;

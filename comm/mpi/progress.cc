@@ -17,7 +17,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr nanoseconds kSpin = microseconds(10);  // waiting: first, without giving up the core
+constexpr nanoseconds kSpin = microseconds(3);   // waiting: first, without giving up the core
 constexpr nanoseconds kYield = milliseconds(1);  // then, until here, with sched_yield
 constexpr nanoseconds kMinSleep = microseconds(20);
 constexpr nanoseconds kMaxSleep = milliseconds(1);
