@@ -29,6 +29,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr int kMaxDefaultRanks = 4;
+constexpr int kMaxRanksPerCore = 32;  // more are a slip of the pen, and would drown the machine
 
 // Set in the ranks that we start: which of 1 and 2 are terminals of the user's, and the user's
 // TMPDIR.
@@ -220,6 +221,11 @@ void RelaunchIfAlone(int& argc, char** argv, const RelaunchOptions& options) {
       options.default_ranks > 0 ? options.default_ranks : std::min(CoreCount(), kMaxDefaultRanks);
   const int ranks = arguments->ranks.value_or(default_ranks);
   if (ranks == 1 || arguments->help) return;
+  if (ranks > kMaxRanksPerCore * CoreCount()) {
+    Die(absl::InvalidArgumentError(
+        absl::StrCat("--ranks=", ranks, ": at most ", kMaxRanksPerCore * CoreCount(),
+                     " ranks are started on this host's cores (", CoreCount(), ")")));
+  }
 
   absl::StatusOr<std::string> mpirun = FindMpirun(options.mpirun);
   if (!mpirun.ok()) Die(mpirun.status());

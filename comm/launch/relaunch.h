@@ -24,8 +24,9 @@ struct RelaunchOptions {
 // then.
 //
 // --ranks=N (or --ranks N) is taken out of argv, and argc reduced; no other argument is touched.
-// Under another launcher, an N that differs from its number of ranks is an error, as it is after
-// RANK and WORLD_SIZE contradict others (see Detect): one line on stderr and exit status 2.
+// One line on stderr and exit status 2 follow an N of more than 32 ranks a core, an N that differs
+// from the number of ranks of another launcher, and variables that contradict each other (see
+// Detect).
 //
 // mpirun is options.mpirun, else $LOCKSTEP_MPIRUN, else that of the Open MPI with which this was
 // built, else the first on PATH. Ranks share this host's cores unpinned; OMP_NUM_THREADS, unless

@@ -87,6 +87,13 @@ TEST(RelaunchTest, RefusesBadRankCounts) {
   }
 }
 
+TEST(RelaunchTest, RefusesRanksThatWouldDrownTheHost) {
+  Program run("ok", {"--ranks=1000000"});
+  EXPECT_EQ(run.Wait(), 2);
+  EXPECT_TRUE(absl::StartsWith(run.Err(), "relaunch_test_program: --ranks=1000000: at most "))
+      << run.Err();
+}
+
 TEST(RelaunchTest, RefusesRankCountThatLauncherContradicts) {
   Program run("ok", {"--ranks=2"},
               {{"RANK", "0"},
