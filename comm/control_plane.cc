@@ -94,6 +94,7 @@ struct ControlPlane::Shared {
   bool stopped = false;
   bool aborted = false;                  // on_abort has run, or runs
   std::optional<absl::Status> to_abort;  // to be told to the Store
+  bool telling = false;                  // it is being told
   std::map<std::string, std::weak_ptr<ControlGroup>> groups;
   std::string former;              // fields of groups that are no more
   std::vector<int> wanted;         // world ranks that somebody asks about
@@ -102,6 +103,7 @@ struct ControlPlane::Shared {
 
   void Run();
   absl::Status Beat(const std::string& beat);
+  absl::Status TellStore(const absl::Status& reason);
   void TellGroups(const absl::Status& reason);
 };
 
@@ -124,6 +126,13 @@ void ControlPlane::Shared::Run() {
   }
 }
 
+absl::Status ControlPlane::Shared::TellStore(const absl::Status& reason) {
+  absl::StatusOr<int64_t> count = store->Add(kAbortCountKey, 1);
+  if (!count.ok() || *count != 1) return count.status();
+  return store->Set(kAbortKey,
+                    absl::StrCat("rank ", world_rank, ": ", std::string{reason.message()}));
+}
+
 absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
   std::string line = beat;
   std::vector<int> ask;
@@ -142,15 +151,14 @@ absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
     absl::StrAppend(&line, former);
     ask = wanted;
     abort.swap(to_abort);
+    telling = abort.has_value();
   }
   if (abort) {
-    absl::StatusOr<int64_t> count = store->Add(kAbortCountKey, 1);
-    if (!count.ok()) return count.status();
-    if (*count == 1) {
-      absl::Status status = store->Set(
-          kAbortKey, absl::StrCat("rank ", world_rank, ": ", std::string{abort->message()}));
-      if (!status.ok()) return status;
-    }
+    absl::Status status = TellStore(*abort);
+    std::lock_guard<std::mutex> lock(mutex);
+    telling = false;
+    answered.notify_all();
+    if (!status.ok()) return status;
   }
   if (absl::Status status = store->Set(RankKey(world_rank), line); !status.ok()) return status;
   if (!ask.empty()) {
@@ -219,9 +227,12 @@ std::shared_ptr<ControlGroup> ControlPlane::Join(
 
 void ControlPlane::Abort(const absl::Status& reason) {
   shared_->TellGroups(reason);
-  std::lock_guard<std::mutex> lock(shared_->mutex);
+  std::unique_lock<std::mutex> lock(shared_->mutex);
   shared_->to_abort = reason;
   shared_->wake.notify_all();
+  if (std::this_thread::get_id() == thread_.get_id()) return;  // in on_abort of a group
+  shared_->answered.wait_for(lock, absl::ToChronoMilliseconds(2 * shared_->options.interval),
+                             [this] { return !shared_->to_abort && !shared_->telling; });
 }
 
 ControlGroup::ControlGroup(std::shared_ptr<ControlPlane::Shared> shared, std::string name,

@@ -63,7 +63,8 @@ class ControlPlane {
                                      std::function<void(const absl::Status&)> on_abort);
 
   // Tells all ranks, and on_abort of this rank's groups, that this one gave up. The first reason of
-  // all ranks stays. Returns at once.
+  // all ranks stays. Returns when the Store has it, so that the process may exit then, or after two
+  // intervals where the Store does not answer.
   void Abort(const absl::Status& reason);
 
  private:

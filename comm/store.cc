@@ -1,6 +1,5 @@
 #include "lockstep/comm/store.h"
 
-#include <c10/util/Logging.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <resolv.h>
@@ -8,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -44,43 +42,6 @@ std::shared_ptr<c10d::Store> Share(c10::intrusive_ptr<c10d::Store> store) {
   return std::shared_ptr<c10d::Store>(raw, [store = std::move(store)](c10d::Store*) {});
 }
 
-// c10d also logs, with stack traces, the failures that it throws and we return. TORCH_CPP_LOG_LEVEL
-// brings its log back.
-void QuietLog() {
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr && FLAGS_caffe2_log_level < c10::GLOG_FATAL) {
-    FLAGS_caffe2_log_level = c10::GLOG_FATAL;
-  }
-}
-
-// c10d looks up the names of the addresses that it connects to, for its log: 5 seconds where the
-// DNS does not answer. While this lives, this thread asks no DNS.
-class NoNameLookups {
- public:
-  NoNameLookups() {
-    res_init();
-    servers_ = std::exchange(_res.nscount, 0);
-  }
-  ~NoNameLookups() { _res.nscount = servers_; }
-  NoNameLookups(const NoNameLookups&) = delete;
-  NoNameLookups& operator=(const NoNameLookups&) = delete;
-
- private:
-  int servers_;
-};
-
-// The first address of `host` as a number, or `host` where it has none.
-std::string NumericAddress(const std::string& host) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), /*service=*/nullptr, &hints, &found) != 0) return host;
-  char text[NI_MAXHOST] = "";
-  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof(text),
-                                /*serv=*/nullptr, /*servlen=*/0, NI_NUMERICHOST);
-  freeaddrinfo(found);
-  return error == 0 ? text : host;
-}
-
 std::string ToString(const std::vector<uint8_t>& bytes) {
   return std::string(bytes.begin(), bytes.end());
 }
@@ -92,7 +53,6 @@ Store::Store(std::shared_ptr<c10d::Store> store, std::string where, std::string 
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Serve(int port) {
   c10d::TCPStoreOptions options;
-  QuietLog();
   options.port = static_cast<uint16_t>(port);
   options.isServer = true;
   options.useLibUV = false;  // the libuv server looks up the name of each client: see NoNameLookups
@@ -112,7 +72,6 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Serve(int port) {
 absl::StatusOr<std::shared_ptr<Store>> Store::Connect(const std::string& host, int port,
                                                       absl::Duration timeout) {
   c10d::TCPStoreOptions options;
-  QuietLog();
   options.port = static_cast<uint16_t>(port);
   options.waitWorkers = false;
   options.timeout = absl::ToChronoMilliseconds(timeout);

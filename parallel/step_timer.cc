@@ -12,9 +12,15 @@ void StepTimer::BeginBackward() { backward_begin_ = trace::SteadyNow(); }
 comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
   ++step_.collectives;
   step_.payload_bytes += payload_bytes;
-  work.state()->OnDone([intervals = intervals_, start = trace::SteadyNow()](const absl::Status&) {
+  size_t index = 0;
+  {
+    std::lock_guard<std::mutex> lock(intervals_->mutex);
+    index = intervals_->all.size();
+    intervals_->all.emplace_back(trace::SteadyNow(), absl::InfiniteDuration());
+  }
+  work.state()->OnDone([intervals = intervals_, index](const absl::Status&) {
     std::lock_guard<std::mutex> lock(intervals->mutex);
-    intervals->done.emplace_back(start, trace::SteadyNow());
+    intervals->all[index].second = trace::SteadyNow();
   });
   return work;
 }
@@ -28,12 +34,14 @@ absl::Status StepTimer::Wait(const comm::Work& work) {
 }
 
 StepStatistics StepTimer::End() {
-  step_.backward = trace::SteadyNow() - backward_begin_;
+  const absl::Duration now = trace::SteadyNow();
+  step_.backward = now - backward_begin_;
   {
     std::lock_guard<std::mutex> lock(intervals_->mutex);
-    std::sort(intervals_->done.begin(), intervals_->done.end());
+    std::sort(intervals_->all.begin(), intervals_->all.end());
     absl::Duration covered = -absl::InfiniteDuration();
-    for (const auto& [start, end] : intervals_->done) {
+    for (auto [start, end] : intervals_->all) {
+      end = std::min(end, now);
       if (end > covered) step_.communication += end - std::max(start, covered);
       covered = std::max(covered, end);
     }

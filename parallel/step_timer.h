@@ -34,10 +34,11 @@ class StepTimer {
   StepStatistics End();
 
  private:
-  // Filled by callbacks, which may come after this object has gone.
+  // Filled by callbacks, which may come after this object has gone, and after who waited for the
+  // work.
   struct Intervals {
     std::mutex mutex;
-    std::vector<std::pair<absl::Duration, absl::Duration>> done;  // (start, end)
+    std::vector<std::pair<absl::Duration, absl::Duration>> all;  // (start, end; infinite before it)
   };
 
   absl::Duration backward_begin_;

@@ -21,7 +21,7 @@ struct NamedTensor {
 
 // What a strategy did in its last step: from the first backward that synchronised to its end.
 struct StepStatistics {
-  absl::Duration backward;       // wall time of backward on this rank, waiting included
+  absl::Duration backward;       // wall time of backward on this rank, waiting included; ddp, fsdp
   absl::Duration communication;  // time during which a collective of this strategy was under way
   absl::Duration exposed;        // of that, the time for which this rank waited
   int64_t collectives = 0;       // buckets, for DDP

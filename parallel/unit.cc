@@ -36,11 +36,13 @@ void HookList::Remove(int64_t id) {
 }
 
 void HookList::Run(const std::vector<at::Tensor*>& tensors) const {
-  for (const auto& [id, hook] : hooks_) hook(tensors);
+  const auto hooks = hooks_;  // one may remove itself
+  for (const auto& [id, hook] : hooks) hook(tensors);
 }
 
 void HookList::RunReversed(const std::vector<at::Tensor*>& tensors) const {
-  for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook) hook->second(tensors);
+  const auto hooks = hooks_;
+  for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) hook->second(tensors);
 }
 
 namespace {

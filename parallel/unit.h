@@ -39,9 +39,10 @@ namespace lockstep::parallel {
 //       [](const std::vector<at::Tensor*>& inputs) { std::cout << inputs[0]->sizes(); });
 //   block(x);  // runs it; so do block->forward(x) and Sequential
 //
-// Impl may be any module with one forward, not overloaded and no template. Names in state dicts are
-// those of Impl. Only block->as<BlockImpl>()->forward(x) goes around the hooks. A Unit without
-// hooks costs one comparison a call.
+// Impl may be any module with one forward that returns something, not overloaded and no template;
+// default arguments of it are lost. Names in state dicts are those of Impl. Only
+// block->as<BlockImpl>()->forward(x) goes around the hooks. A Unit without hooks costs one
+// comparison a call.
 //
 // Hooks see the tensors among the arguments and results: at::Tensor itself, and those in vectors,
 // arrays, optionals, pairs and tuples. A struct of yours takes part when its namespace has

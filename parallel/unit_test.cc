@@ -144,6 +144,19 @@ TEST(UnitTest, FindsUnitsOuterFirstAndOnce) {
   EXPECT_EQ(&FindUnits(*shared)[0].unit->module(), shared.get());
 }
 
+TEST(UnitTest, AHookMayRemoveItself) {
+  Block block(3);
+  int calls = 0;
+  HookHandle once;
+  once = block->AddPreForwardHook([&](const auto&) {
+    ++calls;
+    once.Remove();
+  });
+  block(at::ones({1, 3}));
+  block(at::ones({1, 3}));
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(UnitTest, AHandleMayOutliveItsModule) {
   HookHandle handle;
   {

@@ -41,9 +41,8 @@ struct DdpOptions {
 // divided on the way, into the bucket, and .grad then is a view of it: no second buffer of the
 // gradients' size stays. All ranks must use the same parameters in a backward.
 //
-// Any model goes; it need not have Units. Gradients of parameters used through several graphs at
-// once, and double backward, are not averaged correctly: call backward() once a step, or use
-// NoSync().
+// Any model goes; it need not have Units. A backward must reach all trainable parameters; several
+// in a step add up, under NoSync() with one communication for all. Double backward is not averaged.
 //
 // Errors (StatusError, out of backward()): a parameter got no gradient; the communicator failed.
 class Ddp : public Strategy {

@@ -41,6 +41,7 @@ FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, comm::Communicator& co
     at::Tensor view = ViewOf(full_, i);
     view.copy_(parameters_[i].tensor);
     parameters_[i].tensor.set_data(view);
+    parameters_[i].tensor.mutable_grad().reset();  // the first backward would add to it
   }
   {
     trace::MemoryScope scope(trace::MemoryCategory::kParameters);
@@ -53,6 +54,11 @@ FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, comm::Communicator& co
         shard_.narrow(0, slice.in_shard, slice.numel).detach().set_requires_grad(requires_grad_));
   }
   Point(full_, nullptr);
+}
+
+FlatGroup::~FlatGroup() {
+  // The model outlives this; its storage must not point to a buffer of the pool.
+  if (full_.defined()) Point(full_, nullptr);
 }
 
 at::Tensor FlatGroup::ViewOf(const at::Tensor& flat, size_t i) const {

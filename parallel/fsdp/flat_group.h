@@ -26,6 +26,8 @@ class FlatGroup {
  public:
   // Takes over the parameters: afterwards they are sharded. `comm` outlives this.
   FlatGroup(std::vector<NamedTensor> parameters, comm::Communicator& comm);
+  FlatGroup(FlatGroup&&) = default;
+  ~FlatGroup();
 
   size_t size() const { return parameters_.size(); }
   const NamedTensor& parameter(size_t i) const { return parameters_[i]; }

@@ -47,11 +47,14 @@ class Fsdp::State : public fsdp::UnitEvents {
     gradient_pool_.Clear();
   }
 
-  void PreForward(size_t index) override { Unshard(*units_[index]); }
+  void PreForward(size_t index) override;
   void PostForward(size_t index, const std::vector<at::Tensor*>& outputs) override;
   void Accumulated(size_t index, size_t group, size_t parameter) override;
 
  private:
+  // What a hook that outlives the strategy does.
+  static void ThrowGone();
+
   void PreBackward(size_t index);
   void PostBackward(fsdp::ShardedUnit& unit);
   void BeginBackward();
@@ -75,19 +78,49 @@ class Fsdp::State : public fsdp::UnitEvents {
   std::deque<Reduce> reduces_;                             // under way, oldest first
   bool in_backward_ = false;
   StepTimer timer_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>();  // hooks hold it weakly
 };
+
+void Fsdp::State::PreForward(size_t index) {
+  const bool is_model = index == 0;
+  if (is_model && in_backward_) {
+    Guarded("", [] {
+      throw StatusError(absl::FailedPreconditionError(
+          "forward: the backward before it ended with an exception, so the ranks' gradients are "
+          "incomplete: start again from the last good state with a new strategy"));
+    });
+  }
+  // A forward that no backward followed has left the model's own parameters as they were then.
+  if (is_model) Reshard(*units_[index]);
+  Unshard(*units_[index]);
+}
 
 void Fsdp::State::PostForward(size_t index, const std::vector<at::Tensor*>& outputs) {
   bool backward_follows = false;
   if (at::GradMode::is_enabled()) {
+    if (outputs.empty()) {
+      Guarded(units_[index]->name(), [] {
+        throw StatusError(absl::FailedPreconditionError(
+            "its forward returns no tensor that hooks can see, so backward would find its "
+            "parameters freed: see ForEachTensor in parallel/unit.h"));
+      });
+    }
     for (at::Tensor* output : outputs) {
       if (!output->requires_grad()) continue;
       backward_follows = true;
-      output->register_hook([this, index](const at::Tensor&) { PreBackward(index); });
+      output->register_hook([this, index, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
+        if (alive.expired()) ThrowGone();
+        PreBackward(index);
+      });
     }
   }
   const bool is_model = index == 0;
   if (!is_model || !backward_follows) Reshard(*units_[index]);
+}
+
+void Fsdp::State::ThrowGone() {
+  throw StatusError(absl::FailedPreconditionError(
+      "backward: the Fsdp strategy that the forward ran under has been destroyed"));
 }
 
 template <typename Body>
@@ -96,8 +129,12 @@ void Fsdp::State::Guarded(const std::string& where, Body body) {
   try {
     body();
   } catch (const StatusError& error) {
-    comm_.Abort(error.status());
-    throw;
+    const absl::Status status(
+        error.status().code(),
+        absl::StrCat(where.empty() ? "" : absl::StrCat("Unit \"", where, "\": "),
+                     std::string{error.status().message()}));
+    comm_.Abort(status);
+    throw StatusError(status);
   } catch (const std::exception& error) {
     const absl::Status status =
         absl::InternalError(absl::StrCat("in backward of Unit \"", where, "\": ", error.what()));

@@ -41,10 +41,17 @@ struct FsdpOptions {
 // Units. PAYLOAD a step and rank: 4 Ψ bytes reduce-scattered, 4 (2 Ψ - Ψ_root) all-gathered,
 // padding apart.
 //
+// Units with frozen parameters, which backward may need to its end, stay gathered until then.
+//
 // BETWEEN steps the model's parameters have no memory: read and write them by VisitState() and
 // UpdateState(). NoSync() reduces each backward and accumulates the shards: communication stays,
 // memory does not grow. A Unit that one rank uses in a step, all ranks must use. Copies made of a
-// parameter before sharding (detach(), tensors of an optimizer built too early) are not sharded.
+// parameter before sharding (detach(), tensors of an optimizer built too early) are not sharded,
+// and gradients that the model has are dropped. A strategy outlives the backwards of its forwards;
+// after it the model has no weights: UpdateState() reads them out before.
+//
+// Errors (StatusError): the model is no Unit; a Unit whose forward returns no tensor that hooks
+// see; a forward after a backward that ended with an exception; the communicator failed.
 //
 // See Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
 // and Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",

@@ -1,14 +1,17 @@
 #include "lockstep/parallel/fsdp/fsdp.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -218,6 +221,103 @@ TEST(FsdpTest, EvaluatesBetweenStepsWithTheNewWeights) {
   });
 }
 
+// What `run` throws, or "" where it does not.
+std::string ErrorOf(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FsdpTest, AForwardWithoutBackwardLeavesNoStaleWeights) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    Fsdp fsdp(net, comm);
+    const at::Tensor before = net(at::ones({2, 17})).detach();
+    at::NoGradGuard no_grad;
+    for (const at::Tensor& slice : fsdp.parameters()) slice.mul_(0);
+    at::GradMode::set_enabled(true);
+    const at::Tensor after = net(at::ones({2, 17})).detach();
+    EXPECT_FALSE(before.equal(after));
+    EXPECT_TRUE(after.equal(at::full({2, 5}, 3.0)));  // the buffer's sum
+  });
+}
+
+TEST(FsdpTest, RefusesToGoOnAfterABackwardThatThrew) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    Fsdp fsdp(net, comm);
+    auto hook = net->blocks[0]->AddPreForwardHook([](const std::vector<at::Tensor*>& inputs) {
+      inputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("mine"); });
+    });
+    EXPECT_NE(ErrorOf([&] {
+                net(at::ones({2, 17})).sum().backward();
+              }).find("mine"),
+              std::string::npos);
+    hook.Remove();
+    const std::string error = ErrorOf([&] { net(at::ones({2, 17})); });
+    EXPECT_TRUE(error.find("ended with an exception") != std::string::npos ||
+                error.find("aborted by rank") != std::string::npos)
+        << error;
+  });
+}
+
+TEST(FsdpTest, ABackwardAfterTheStrategyIsAnError) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    at::Tensor loss;
+    {
+      Fsdp fsdp(nets[comm.rank()], comm);
+      loss = nets[comm.rank()](at::ones({2, 17})).sum();
+    }
+    EXPECT_NE(ErrorOf([&] { loss.backward(); }).find("has been destroyed"), std::string::npos);
+    for (const at::Tensor& parameter : nets[comm.rank()]->parameters()) {
+      EXPECT_EQ(parameter.storage().data(), nullptr);
+    }
+  });
+}
+
+struct Opaque {
+  at::Tensor hidden;
+};
+
+class OpaqueImpl : public torch::nn::Module {
+ public:
+  OpaqueImpl() { linear = register_module("linear", torch::nn::Linear(3, 3)); }
+  Opaque forward(at::Tensor x) { return {linear(x)}; }
+  torch::nn::Linear linear = nullptr;
+};
+
+TEST(FsdpTest, RefusesAnOutputThatHooksCannotSee) {
+  Unit<OpaqueImpl> unit;
+  comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
+    Fsdp fsdp(unit, comm);
+    EXPECT_NE(ErrorOf([&] {
+                unit(at::ones({1, 3}));
+              }).find("returns no tensor"),
+              std::string::npos);
+  });
+}
+
+TEST(FsdpTest, DropsGradientsFromBefore) {
+  std::vector<OddNet> nets = MakeNets(1);
+  const at::Tensor x = at::ones({2, 17});
+  nets[0](x).sum().backward();
+  const at::Tensor expected = nets[0]->out->weight.grad().clone();
+  comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
+    Fsdp fsdp(nets[0], comm);
+    nets[0](x).sum().backward();
+    for (const NamedTensor& slice : fsdp.named_parameters()) {
+      if (slice.name != "out.weight") continue;
+      EXPECT_TRUE(slice.tensor.grad().allclose(expected.flatten()));
+    }
+  });
+}
+
 TEST(FsdpTest, AnUnusedUnitKeepsNoGradient) {
   std::vector<OddNet> nets = MakeNets(2);
   comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
@@ -269,7 +369,6 @@ TEST(FsdpTest, ShardsDtypesApart) {
   std::map<std::string, at::Tensor> expected;
   for (const auto& each : nets[0]->named_parameters()) {
     expected[each.key()] = each.value().grad().clone();
-    each.value().mutable_grad().reset();
   }
   comm::testing::RunRanks(3, [&](comm::Communicator& comm) {
     Fsdp fsdp(nets[comm.rank()], comm);

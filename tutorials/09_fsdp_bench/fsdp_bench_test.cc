@@ -26,7 +26,7 @@ nlohmann::json Bench(std::vector<std::string> flags) {
   words.insert(words.end(), flags.begin(), flags.end());
   const Outcome outcome = RunProgram(words);
   EXPECT_EQ(outcome.exit_status, 0) << outcome.out << outcome.err;
-  EXPECT_TRUE(Contains(outcome.out, "Losses: the same under all, at every step")) << outcome.out;
+  EXPECT_TRUE(Contains(outcome.out, "Losses: at every step within a relative")) << outcome.out;
   std::ifstream file(path);
   return nlohmann::json::parse(file);
 }
@@ -86,10 +86,18 @@ TEST(FsdpBenchTest, RunsWhatIsAskedFor) {
   const Outcome outcome = RunProgram({kProgram, "--ranks=1", "--model=convnet", "--steps=1",
                                       "--batch=2", "--strategies=fsdp,none"});
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
-  EXPECT_TRUE(Contains(outcome.out, "convnet on 1 ranks")) << outcome.out;
+  EXPECT_TRUE(Contains(outcome.out, "convnet, 1 steps under each strategy; ranks: 1"))
+      << outcome.out;
   EXPECT_TRUE(Contains(outcome.out, "\nfsdp "));
   EXPECT_TRUE(Contains(outcome.out, "\nnone "));
   EXPECT_FALSE(Contains(outcome.out, "\nddp "));
+}
+
+TEST(FsdpBenchTest, SaysThatTrainingDiverged) {
+  const Outcome outcome = RunProgram({kProgram, "--ranks=2", "--model=mlp", "--steps=8",
+                                      "--batch=4", "--strategies=none,ddp", "--lr=1e30"});
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_TRUE(Contains(outcome.err, "a loss is no number any more")) << outcome.err;
 }
 
 TEST(FsdpBenchTest, EachMistakeGetsOneLine) {

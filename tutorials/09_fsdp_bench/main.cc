@@ -2,6 +2,7 @@
 // and with FSDP, and lays time, memory and communication side by side.
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -82,8 +83,8 @@ absl::Status Bench(comm::Communicator& world) {
              .learning_rate = absl::GetFlag(FLAGS_lr),
              .seed = absl::GetFlag(FLAGS_seed)};
   job.dataset = ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
-  Print(world, "%s on %d ranks, %d steps under each strategy ...\n", job.model, world.size(),
-        job.steps);
+  Print(world, "%s, %d steps under each strategy; ranks: %d ...\n", job.model, job.steps,
+        world.size());
 
   // STEP 2: train under each strategy, one after the other.
   std::vector<Measurement> measurements;
@@ -100,7 +101,12 @@ absl::Status Bench(comm::Communicator& world) {
 
   // STEP 4: strategies change how a model is trained, never what comes out.
   const double tolerance = job.dtype == at::kDouble ? 1e-9 : 1e-4;
-  if (LossDifference(measurements) > tolerance) {
+  const double difference = LossDifference(measurements);
+  if (!std::isfinite(difference)) {
+    return absl::OutOfRangeError(absl::StrFormat(
+        "a loss is no number any more: try a smaller --lr than %g", job.learning_rate));
+  }
+  if (difference > tolerance) {
     return absl::InternalError(
         absl::StrFormat("the strategies' losses differ by more than a relative %.0e", tolerance));
   }

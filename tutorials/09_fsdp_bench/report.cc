@@ -106,7 +106,7 @@ std::string SummaryOf(const std::vector<Measurement>& measurements) {
   const Measurement* ddp = Find(measurements, "ddp");
   if (ddp == nullptr) ddp = Find(measurements, "manual");
   const Measurement* fsdp = Find(measurements, "fsdp");
-  if (ddp != nullptr && fsdp != nullptr) {
+  if (ddp != nullptr && fsdp != nullptr && fsdp->ranks > 1) {
     absl::StrAppend(
         &text,
         absl::StrFormat("Memory: between steps fsdp keeps %s MiB a rank, %s %s MiB: each of its %d "
@@ -118,9 +118,9 @@ std::string SummaryOf(const std::vector<Measurement>& measurements) {
                         InMebibytes(ddp->sent_bytes)));
   }
   if (measurements.size() > 1) {
-    absl::StrAppend(
-        &text, absl::StrFormat("Losses: the same under all, at every step, to a relative %.1e.\n",
-                               LossDifference(measurements)));
+    absl::StrAppend(&text,
+                    absl::StrFormat("Losses: at every step within a relative %.1e of each other.\n",
+                                    LossDifference(measurements)));
   }
   return text;
 }
@@ -130,7 +130,9 @@ double LossDifference(const std::vector<Measurement>& measurements) {
   for (size_t step = 0; step < measurements[0].losses.size(); ++step) {
     for (const Measurement& m : measurements) {
       const double reference = measurements[0].losses[step];
-      difference = std::max(difference, std::abs(m.losses[step] - reference) / std::abs(reference));
+      const double here = std::abs(m.losses[step] - reference) / std::abs(reference);
+      if (!std::isfinite(here)) return here;
+      difference = std::max(difference, here);
     }
   }
   return difference;

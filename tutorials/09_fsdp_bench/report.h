@@ -15,7 +15,8 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
 // agree.
 std::string SummaryOf(const std::vector<Measurement>& measurements);
 
-// Largest relative difference between the strategies' losses at any step.
+// Largest relative difference between the strategies' losses at any step; not finite where a loss
+// is not.
 double LossDifference(const std::vector<Measurement>& measurements);
 
 // Everything measured, as JSON, whole or not at all. Unavailable: the file cannot be written.

@@ -1,6 +1,7 @@
 #include "lockstep/tutorials/common/run_main.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <errno.h>
 #include <unistd.h>
 
@@ -30,11 +31,18 @@ std::string RankPrefix() {
   return *prefix;
 }
 
+// c10d logs, with stack traces, the failures of sockets that comm returns as a Status: the error
+// line says them better. TORCH_CPP_LOG_LEVEL brings LibTorch's log back.
+void QuietLog() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+}
+
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
 void SetFlagsOrExit(int argc, char** argv, const Usage& usage) {
+  QuietLog();
   RankPrefix();
   if (WantsHelp(argc, argv)) {
     std::cout << HelpText(program_invocation_short_name, usage) << std::flush;
