@@ -42,6 +42,35 @@ std::shared_ptr<c10d::Store> Share(c10::intrusive_ptr<c10d::Store> store) {
   return std::shared_ptr<c10d::Store>(raw, [store = std::move(store)](c10d::Store*) {});
 }
 
+// c10d looks up the names of the addresses that it connects to, for its log: 5 seconds where the
+// DNS does not answer. While this lives, this thread asks no DNS.
+class NoNameLookups {
+ public:
+  NoNameLookups() {
+    res_init();
+    servers_ = std::exchange(_res.nscount, 0);
+  }
+  ~NoNameLookups() { _res.nscount = servers_; }
+  NoNameLookups(const NoNameLookups&) = delete;
+  NoNameLookups& operator=(const NoNameLookups&) = delete;
+
+ private:
+  int servers_;
+};
+
+// The first address of `host` as a number, or `host` where it has none.
+std::string NumericAddress(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), /*service=*/nullptr, &hints, &found) != 0) return host;
+  char text[NI_MAXHOST] = "";
+  const int error = getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof(text),
+                                /*serv=*/nullptr, /*servlen=*/0, NI_NUMERICHOST);
+  freeaddrinfo(found);
+  return error == 0 ? text : host;
+}
+
 std::string ToString(const std::vector<uint8_t>& bytes) {
   return std::string(bytes.begin(), bytes.end());
 }

@@ -279,9 +279,8 @@ void Group::StartAfter(int rank, const Work& work) {
     std::lock_guard<std::mutex> lock(world_->mutex);
     ranks_[rank].queue.push_back({.after = work});
   }
-  work.state()->OnDone([weak = weak_from_this(), rank](const absl::Status& status) {
-    std::shared_ptr<Group> group = weak.lock();
-    if (group == nullptr) return;
+  // Holds the group: what follows goes on where its communicators have been destroyed meanwhile.
+  work.state()->OnDone([group = shared_from_this(), rank](const absl::Status& status) {
     if (!status.ok()) Break(group->world(), status);
     group->Drain(rank);
   });
@@ -482,7 +481,8 @@ std::vector<Entry> Group::TakeAll() {
 
 std::vector<std::unique_ptr<Communicator>> Create(int size, Options options) {
   auto world = std::make_shared<World>();
-  world->options = options;
+  // Longer ones overflow the clock's nanoseconds.
+  world->options.deadline = std::min(options.deadline, absl::Hours(24 * 365));
   auto group = std::make_shared<Group>(world, "world", size);
   world->groups.push_back(group);
   std::vector<std::unique_ptr<Communicator>> ranks;

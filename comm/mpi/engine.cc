@@ -24,7 +24,7 @@ constexpr int64_t kKickBytes = 64 << 10;
 State::State(std::weak_ptr<Group> group, Operation operation, absl::Duration deadline)
     : group_(std::move(group)),
       issued_(Clock::now()),
-      deadline_(issued_ + absl::ToChronoMicroseconds(std::min(deadline, absl::Hours(24 * 365)))),
+      deadline_(issued_ + absl::ToChronoMicroseconds(deadline)),
       operation_(std::move(operation)) {}
 
 absl::Status State::Wait() {
@@ -100,9 +100,8 @@ void Engine::StartAfter(const std::shared_ptr<Group>& group, const Work& work) {
     std::lock_guard<std::mutex> lock(queues_);
     group->queue.push_back({.after = work});
   }
-  work.state()->OnDone([this, weak = std::weak_ptr<Group>(group)](const absl::Status& status) {
-    const std::shared_ptr<Group> group = weak.lock();
-    if (group == nullptr) return;
+  // Holds the group: what follows goes on where its communicator has been destroyed meanwhile.
+  work.state()->OnDone([this, group](const absl::Status& status) {
     if (!status.ok()) BreakEverywhere(*group->world, status);
     MarkReady(group);
   });

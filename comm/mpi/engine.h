@@ -174,6 +174,7 @@ class Engine {
   void QueueDetailCheck(const std::shared_ptr<Group>& group, const Operation& operation);
   void MarkReady(const std::shared_ptr<Group>& group);
   void Expire(State& state);
+  void AskWhoIsMissing(State& state);  // needs expiry_
   void ExpireOverdue();
 
   void RunThread();

@@ -86,10 +86,11 @@ absl::StatusOr<std::vector<Vote>> MpiCommunicator::ExchangeVotes(const std::stri
     return status;
   }
   std::vector<Vote> votes(size());
+  votes[rank()] = mine;
   MPI_Request request = MPI_REQUEST_NULL;
   absl::Status status = Engine::Get().WithToken([&] {
-    return LOCKSTEP_MPI_STATUS(MPI_Iallgather(&mine, sizeof(mine), MPI_BYTE, votes.data(),
-                                              sizeof(Vote), MPI_BYTE, group_->internal, &request));
+    return LOCKSTEP_MPI_STATUS(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, votes.data(), sizeof(Vote),
+                                              MPI_BYTE, group_->internal, &request));
   });
   if (status.ok()) status = Engine::Get().Complete(world, request, world.options.deadline);
   if (status.ok()) return votes;
@@ -139,7 +140,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(std::option
   group->name = colors.size() > 1 && color ? absl::StrCat(name, ".", *color) : name;
   absl::Status status = engine.WithToken([&]() -> absl::Status {
     MPI_Comm comm = MPI_COMM_NULL;
-    LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_split(group_->comm, place, key, &comm));
+    // Not of group_->comm, where operations may still wait for their turn.
+    LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_split(group_->internal, place, key, &comm));
     return color ? SetUp(*group, comm) : absl::OkStatus();
   });
   if (!status.ok()) {
@@ -181,6 +183,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Adopt(MPI_Comm comm, const Options
   auto world = std::make_shared<World>();
   auto group = std::make_shared<Group>();
   world->options = options;
+  // Longer ones overflow the clock's nanoseconds.
+  world->options.deadline = std::min(options.deadline, absl::Hours(24 * 365));
   group->world = world;
   group->name = "world";
   absl::Status status = engine.WithToken([&]() -> absl::Status {

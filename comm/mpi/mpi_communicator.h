@@ -24,8 +24,9 @@
 // PROGRESS. Operations go on in the background while the caller computes: a thread drives MPI while
 // something is pending and nobody waits. It takes turns with the caller's threads for the cores.
 //
-// REDUCTIONS are MPI's: their order depends on the number of ranks and elements, but not on
-// the run. f16 and bf16 are combined in f32 and rounded after every two ranks.
+// REDUCTIONS. The order of additions depends on the numbers of ranks and elements, not on the run.
+// f16 and bf16 are combined in f32 and rounded at the end; in MPI's own reductions, of tensors
+// below Options::exchange_bytes, after every two ranks.
 //
 // FAILURE. One rank serves a Store beside MPI, by which the ranks learn of each other's Abort and
 // say who is missing (see ControlPlane). After an error other than a refusal the process should

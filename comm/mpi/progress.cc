@@ -98,7 +98,11 @@ void Engine::Drive(State& state) {
 }
 
 void Engine::Expire(State& state) {
-  std::lock_guard<std::mutex> lock(expiry_);
+  const std::lock_guard<std::mutex> lock(expiry_);
+  AskWhoIsMissing(state);
+}
+
+void Engine::AskWhoIsMissing(State& state) {
   const std::shared_ptr<Group> group = state.group_.lock();
   if (group == nullptr || state.IsDone()) return;
   Operation operation;
@@ -112,6 +116,9 @@ void Engine::Expire(State& state) {
 }
 
 void Engine::ExpireOverdue() {
+  // Who waits may be at it, which takes a while: MPI must go on meanwhile.
+  const std::unique_lock<std::mutex> expiry(expiry_, std::try_to_lock);
+  if (!expiry.owns_lock()) return;
   std::vector<std::shared_ptr<State>> late;
   {
     std::lock_guard<std::mutex> lock(queues_);
@@ -126,7 +133,7 @@ void Engine::ExpireOverdue() {
   }
   std::sort(late.begin(), late.end(),
             [](const auto& a, const auto& b) { return a->issued_ < b->issued_; });
-  for (const auto& state : late) Expire(*state);
+  for (const auto& state : late) AskWhoIsMissing(*state);
 }
 
 void Engine::WakeThread(bool now) {

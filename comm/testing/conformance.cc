@@ -389,6 +389,20 @@ TEST_P(CommunicatorConformance, ThenStartsAfterTheWork) {
   });
 }
 
+TEST_P(CommunicatorConformance, WhatFollowsGoesOnWithoutItsCommunicator) {
+  Run([](Communicator& comm) {
+    auto other = comm.Split(0, comm.rank());
+    ASSERT_TRUE(other.ok()) << other.status();
+    at::Tensor x = at::ones({5000}), y = at::ones({3});
+    const Work work = comm.AllReduce(x, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
+      return c.AllReduce(y, ReduceOp::kSum);
+    });
+    other->reset();
+    ExpectOk(work.Wait());
+    ExpectEqual(y, at::full({3}, comm.size(), at::kFloat), comm, "Then");
+  });
+}
+
 TEST_P(CommunicatorConformance, EmptyGivesTensorsToWorkOn) {
   Run([](Communicator& comm) {
     at::Tensor x = comm.Empty({3, 5}, at::kBFloat16);
