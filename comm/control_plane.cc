@@ -72,10 +72,12 @@ absl::Status DeadlineError(const Operation& operation, const std::string& commun
                                : "; alive)");
     ranks.push_back(text);
   }
-  return DeadlineErrorBecause(operation, communicator, rank, size, waited,
-                              ranks.empty()
-                                  ? "all ranks have arrived, so the transfer itself does not end"
-                                  : absl::StrCat("waiting for ", absl::StrJoin(ranks, ", ")));
+  return DeadlineErrorBecause(
+      operation, communicator, rank, size, waited,
+      ranks.empty()
+          ? "all ranks have arrived, so the transfer itself does not end; have they issued "
+            "the same? LOCKSTEP_COMM_DEBUG=detail checks that"
+          : absl::StrCat("waiting for ", absl::StrJoin(ranks, ", ")));
 }
 
 // What the thread works on; it may outlive the ControlPlane.

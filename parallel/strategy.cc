@@ -1,19 +1,34 @@
 #include "lockstep/parallel/strategy.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel {
 
 Strategy::Strategy(std::shared_ptr<torch::nn::Module> model) : model_(std::move(model)) {
+  if (model_ == nullptr) {
+    throw StatusError(absl::InvalidArgumentError("a strategy needs a model, and this one is null"));
+  }
   std::unordered_set<const void*> seen;
   for (const auto& parameter : model_->named_parameters()) {
+    const at::Tensor& tensor = parameter.value();
+    if (tensor.numel() > 0 && tensor.storage().data() == nullptr) {
+      throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+          "parameter ", parameter.key(),
+          " has no memory: an Fsdp has sharded this model, and only that one can train "
+          "it; a model has one strategy")));
+    }
     if (parameter.value().requires_grad() &&
         seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
       parameters_.push_back({parameter.key(), parameter.value()});
@@ -72,7 +87,57 @@ std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm) {
   return ValueOrThrow(comm.Split(/*color=*/0, /*key=*/comm.rank()));
 }
 
+namespace {
+
+// A line for each parameter and buffer.
+std::vector<std::string> Describe(torch::nn::Module& model) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    lines.push_back(absl::StrCat(kind, " ", name, ": ", c10::toString(tensor.scalar_type()), " [",
+                                 absl::StrJoin(tensor.sizes(), ", "), "]",
+                                 tensor.requires_grad() ? ", trainable" : ""));
+  };
+  for (const auto& each : model.named_parameters()) add("parameter", each.key(), each.value());
+  for (const auto& each : model.named_buffers()) add("buffer", each.key(), each.value());
+  return lines;
+}
+
+// FNV-1a: the same on all ranks, which std::hash does not promise.
+int64_t Fingerprint(const std::string& text) {
+  uint64_t hash = 14695981039346656037u;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  return static_cast<int64_t>(hash);
+}
+
+}  // namespace
+
+void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm) {
+  const std::string mine = absl::StrJoin(Describe(model), "\n");
+  at::Tensor fingerprints = at::empty({comm.size()}, at::kLong);
+  at::Tensor own = fingerprints.narrow(0, comm.rank(), 1).fill_(Fingerprint(mine));
+  ThrowIfError(comm.AllGatherInto(fingerprints, own).Wait());
+  const int64_t* all = fingerprints.const_data_ptr<int64_t>();
+  const auto* other = std::find_if(all, all + comm.size(), [&](int64_t f) { return f != all[0]; });
+  if (other == all + comm.size()) return;
+  const auto key = [&](int64_t rank) { return absl::StrCat("model/", comm.name(), "/", rank); };
+  const auto lines_of = [&](int64_t rank) -> std::vector<std::string> {
+    return absl::StrSplit(ValueOrThrow(comm.store().Get(key(rank), absl::Minutes(1))), '\n');
+  };
+  ThrowIfError(comm.store().Set(key(comm.rank()), mine));
+  const std::vector<std::string> first = lines_of(0);
+  const std::vector<std::string> second = lines_of(other - all);
+  const size_t line =
+      std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first - first.begin();
+  const auto at_line = [line](const std::vector<std::string>& lines) {
+    return line < lines.size() ? lines[line] : std::string("nothing more");
+  };
+  throw StatusError(absl::FailedPreconditionError(
+      absl::StrCat("the ranks' models differ: rank 0 has ", at_line(first), "; rank ", other - all,
+                   " has ", at_line(second))));
+}
+
 void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm) {
+  CheckSameModel(model, comm);
   at::NoGradGuard no_grad;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (the model's, a contiguous one)
   std::vector<comm::Work> works;

@@ -126,7 +126,12 @@ class Strategy {
 // A communicator of the strategy's own, over the same ranks. Throws StatusError.
 std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm);
 
-// Copies rank 0's values of the model's parameters and buffers to all ranks. Throws StatusError.
+// FailedPrecondition (StatusError) on all ranks where their models differ in names, dtypes, shapes
+// or requires_grad; names the first parameter or buffer that does. Collective.
+void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm);
+
+// Copies rank 0's values of the model's parameters and buffers to all ranks, after
+// CheckSameModel().
 void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm);
 
 }  // namespace lockstep::parallel

@@ -63,6 +63,9 @@ class HookHandle {
 
   void Remove();
 
+  // Leaves the hook in place for as long as its module lives.
+  void Keep() { list_.reset(); }
+
  private:
   friend class HookList;
   HookHandle(std::weak_ptr<HookList> list, int64_t id) : list_(std::move(list)), id_(id) {}

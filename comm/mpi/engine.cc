@@ -226,7 +226,8 @@ void Engine::FinishAll(std::vector<std::unique_ptr<Active>> done) {
       active->status = absl::Status(
           active->status.code(),
           absl::StrCat(operation.ToString(), " of communicator ", active->group->name, " on rank ",
-                       active->group->rank, " failed: ", std::string{active->status.message()}));
+                       active->group->rank, " failed: ", std::string{active->status.message()},
+                       "; have the ranks issued the same? LOCKSTEP_COMM_DEBUG=detail checks that"));
       BreakEverywhere(*active->group->world, active->status);
     }
     if (Forget(active->state)) active->state->Finish(active->status);

@@ -56,6 +56,8 @@ absl::Status InitializeMpi() {
     int provided = 0;
     LOCKSTEP_MPI_RETURN_IF_ERROR(
         MPI_Init_thread(/*argc=*/nullptr, /*argv=*/nullptr, MPI_THREAD_MULTIPLE, &provided));
+    // Open MPI raises the errors of nonblocking collectives there, whatever their communicator.
+    LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     on_exit(FinalizeMpi, /*arg=*/nullptr);
   }
   return CheckMpi();

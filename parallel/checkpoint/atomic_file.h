@@ -8,7 +8,8 @@
 namespace lockstep::parallel::checkpoint {
 
 // A file that appears under its name whole or not at all: written as PATH.tmp.PID, flushed to disk
-// and renamed by Commit(). Destroyed without Commit(), it leaves nothing. After an error, all
+// and renamed by Commit(). A link stays, and what it leads to is replaced; a folder or a device is
+// refused. Destroyed without Commit(), it leaves nothing. After an error, all
 // calls return it. Errors name the path.
 class AtomicFile {
  public:
@@ -23,8 +24,8 @@ class AtomicFile {
  private:
   absl::Status Fail(const std::string& action);
 
-  const std::string path_;
-  const std::string temporary_;
+  std::string path_;
+  std::string temporary_;
   int descriptor_ = -1;
   absl::Status status_;
 };

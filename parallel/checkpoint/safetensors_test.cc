@@ -161,8 +161,9 @@ TEST(Safetensors, WritesAllOrNothing) {
   EXPECT_NE(Content(path), before);
 
   std::filesystem::create_directories(folder + "/taken/y");
-  EXPECT_EQ(WriteSafetensors(folder + "/taken", {{"a", at::zeros({3})}}),
-            absl::UnavailableError(folder + "/taken: cannot rename it: Is a directory"));
+  EXPECT_EQ(
+      WriteSafetensors(folder + "/taken", {{"a", at::zeros({3})}}),
+      absl::FailedPreconditionError(folder + "/taken: cannot replace it: it is no regular file"));
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     left.push_back(entry.path().filename());

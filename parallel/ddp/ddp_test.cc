@@ -110,6 +110,21 @@ TEST(DdpTest, GradientsAliasTheBucket) {
   });
 }
 
+TEST(DdpTest, NamesTheFirstParameterInWhichModelsDiffer) {
+  std::vector<OddNet> nets = MakeNets(3);
+  nets[2]->blocks[1]->down->to(at::kDouble);
+  comm::testing::RunRanks(3, [&](comm::Communicator& comm) {
+    try {
+      Ddp ddp(nets[comm.rank()], comm);
+      ADD_FAILURE() << "did not throw";
+    } catch (const StatusError& error) {
+      EXPECT_EQ(std::string{error.status().message()},
+                "the ranks' models differ: rank 0 has parameter block1.down.weight: Float [7, 15], "
+                "trainable; rank 2 has parameter block1.down.weight: Double [7, 15], trainable");
+    }
+  });
+}
+
 TEST(DdpTest, NamesAParameterWithoutAGradient) {
   std::vector<OddNet> nets = MakeNets(2);
   comm::testing::RunRanks(2, [&](comm::Communicator& comm) {

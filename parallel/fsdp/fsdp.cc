@@ -209,7 +209,11 @@ void Fsdp::State::FinishBackward() {
 
 Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, FsdpOptions options)
     : Strategy(std::move(model)), comm_(SplitPrivate(comm)) {
-  if (options.sync_module_states) BroadcastModel(this->model(), *comm_);
+  if (options.sync_module_states) {
+    BroadcastModel(this->model(), *comm_);
+  } else {
+    CheckSameModel(this->model(), *comm_);
+  }
   state_ = std::make_unique<State>(this->model(), *comm_,
                                    [this](const StepStatistics& step) { set_last_step(step); });
   std::unordered_map<std::string, at::Tensor> slices;
@@ -223,7 +227,18 @@ Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, F
   set_parameters(std::move(parameters));
 }
 
-Fsdp::~Fsdp() = default;
+Fsdp::~Fsdp() {
+  if (state_ == nullptr) return;
+  FindUnits(model())[0]
+      .unit
+      ->AddPreForwardHook([](const std::vector<at::Tensor*>&) {
+        throw StatusError(
+            absl::FailedPreconditionError("forward: the Fsdp that has sharded this model has been "
+                                          "destroyed, and the weights with "
+                                          "it"));
+      })
+      .Keep();
+}
 
 double Fsdp::ClipGradNorm(double max_norm) {
   at::Tensor sum = at::tensor(SumOfSquares(), at::kDouble);

@@ -281,6 +281,27 @@ TEST(FsdpTest, ABackwardAfterTheStrategyIsAnError) {
   });
 }
 
+TEST(FsdpTest, TheModelIsUselessAfterItAndSaysSo) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    OddNet& net = nets[comm.rank()];
+    { Fsdp fsdp(net, comm); }
+    EXPECT_NE(ErrorOf([&] {
+                net(at::ones({2, 17}));
+              }).find("has been destroyed"),
+              std::string::npos);
+    EXPECT_NE(ErrorOf([&] { Fsdp again(net, comm); }).find("in.weight has no memory"),
+              std::string::npos);
+  });
+}
+
+TEST(FsdpTest, RefusesNoModelAtAll) {
+  comm::testing::RunRanks(1, [](comm::Communicator& comm) {
+    EXPECT_NE(ErrorOf([&] { Fsdp fsdp(std::shared_ptr<torch::nn::Module>(), comm); }).find("null"),
+              std::string::npos);
+  });
+}
+
 struct Opaque {
   at::Tensor hidden;
 };

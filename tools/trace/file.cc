@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -20,15 +21,32 @@ absl::Status Failure(const std::string& path, int error) {
 
 }  // namespace
 
+absl::StatusOr<std::string> OutputPath(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path target = path;
+  if (fs::is_symlink(target, error)) target = fs::weakly_canonical(target, error);
+  const fs::file_status status = fs::status(target, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot write ", path, ": what is there is no regular file"));
+  }
+  const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
+  if (::access(folder.c_str(), W_OK) != 0) return Failure(path, errno);
+  return target.string();
+}
+
 absl::Status WriteFileAtomically(const std::string& path,
                                  const std::function<void(std::ostream&)>& write) {
-  const std::string temporary = absl::StrCat(path, ".", ::getpid(), ".tmp");
+  const absl::StatusOr<std::string> target = OutputPath(path);
+  if (!target.ok()) return target.status();
+  const std::string temporary = absl::StrCat(*target, ".", ::getpid(), ".tmp");
   errno = 0;
   std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
   if (!out) return Failure(path, errno);
   write(out);
   out.close();
-  if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (!out || std::rename(temporary.c_str(), target->c_str()) != 0) {
     const int error = errno;
     std::remove(temporary.c_str());
     return Failure(path, error);

@@ -5,8 +5,14 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace lockstep::trace {
+
+// Where a file named `path` may be put by renaming: `path` itself, or what it links to. Unavailable
+// where a folder, a device or the like is in its place, or its folder is missing or read-only: ask
+// before the work whose result is to be written.
+absl::StatusOr<std::string> OutputPath(const std::string& path);
 
 // Writes a file so that `path` holds either what it held before or all that `write` put out, never
 // a part of it. The folder must exist. An error names the path and the reason.

@@ -21,6 +21,7 @@
 #include "lockstep/models/classifier.h"
 #include "lockstep/parallel/checkpoint/safetensors.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/file.h"
 #include "lockstep/tutorials/common/data_flag.h"
 #include "lockstep/tutorials/common/device_flag.h"
 #include "lockstep/tutorials/common/model_flag.h"
@@ -54,6 +55,8 @@ std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>
 
 absl::Status Train() {
   // STEP 1: the data. The loader hands out the training images in an order of its own each epoch.
+  const std::string path = absl::GetFlag(FLAGS_save_weights);
+  if (!path.empty()) ValueOrThrow(trace::OutputPath(path));  // before an epoch, not after it
   const std::string folder = absl::GetFlag(FLAGS_data);
   const std::shared_ptr<data::Dataset> train_set =
       ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTrain}));
@@ -111,7 +114,6 @@ absl::Status Train() {
     std::fflush(stdout);
 
     // STEP 6: the weights, in a file that Python reads too.
-    const std::string path = absl::GetFlag(FLAGS_save_weights);
     if (!path.empty()) ThrowIfError(parallel::checkpoint::SaveModule(*model.module, path));
   }
   return absl::OkStatus();

@@ -63,7 +63,7 @@ void ExpectFormulas(const nlohmann::json& report) {
     }
     EXPECT_GT(strategy["peak_bytes"]["activations"], 0) << name;
   }
-  const double bytes = report["parameters"].get<double>() * (report["dtype"] == "Double" ? 8 : 4);
+  const double bytes = report["parameters"].get<double>() * (report["dtype"] == "f64" ? 8 : 4);
   EXPECT_EQ(Find(report, "ddp")["payload_bytes_per_step"], bytes);
   EXPECT_EQ(Find(report, "manual")["payload_bytes_per_step"], bytes);
   EXPECT_EQ(Find(report, "none")["payload_bytes_per_step"], 0);
@@ -110,6 +110,8 @@ TEST(FsdpBenchTest, EachMistakeGetsOneLine) {
            {"--colour=red", "colour"},
            {"--data=/nowhere", "/nowhere"},
            {"--json=/nowhere/bench.json", "/nowhere/bench.json"},
+           {"--json=/dev/full", "what is there is no regular file"},
+           {"--batch=40000", "--batch=40000"},
        }) {
     const Outcome outcome = RunProgram(
         {kProgram, "--ranks=2", "--steps=1", "--batch=1", "--model=mlp", "--strategies=ddp", flag});

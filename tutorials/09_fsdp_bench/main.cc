@@ -15,6 +15,7 @@
 #include "lockstep/data/mnist/mnist.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/file.h"
 #include "lockstep/tools/trace/memory.h"
 #include "lockstep/tutorials/09_fsdp_bench/measure.h"
 #include "lockstep/tutorials/09_fsdp_bench/report.h"
@@ -83,6 +84,13 @@ absl::Status Bench(comm::Communicator& world) {
              .learning_rate = absl::GetFlag(FLAGS_lr),
              .seed = absl::GetFlag(FLAGS_seed)};
   job.dataset = ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
+  if (job.batch * world.size() > job.dataset->size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--batch=%d on %d ranks is more than the %d images that there are",
+                        job.batch, world.size(), job.dataset->size()));
+  }
+  const std::string json = absl::GetFlag(FLAGS_json);
+  if (!json.empty()) ValueOrThrow(trace::OutputPath(json));  // before the work, not after it
   Print(world, "%s, %d steps under each strategy; ranks: %d ...\n", job.model, job.steps,
         world.size());
 
@@ -94,7 +102,6 @@ absl::Status Bench(comm::Communicator& world) {
 
   // STEP 3: show what was measured, beside what theory says.
   Print(world, "\n%s\n%s", TableOf(job, measurements), SummaryOf(measurements));
-  const std::string json = absl::GetFlag(FLAGS_json);
   if (world.rank() == 0 && !json.empty()) {
     if (absl::Status status = WriteJson(json, job, measurements); !status.ok()) return status;
   }

@@ -42,6 +42,7 @@ ModelSize SizeOf(torch::nn::Module& model) {
     size.parameters += units.back();
   }
   size.root_parameters = units[0];
+  units.erase(units.begin());
   std::sort(units.rbegin(), units.rend());
   for (size_t i = 0; i < std::min<size_t>(2, units.size()); ++i) size.two_largest_units += units[i];
   return size;

@@ -27,9 +27,9 @@ struct Job {
 
 // Facts about the model that the formulas need.
 struct ModelSize {
-  int64_t parameters = 0;       // Ψ
-  int64_t root_parameters = 0;  // those that no inner Unit owns, Ψ_root
-  int64_t two_largest_units = 0;
+  int64_t parameters = 0;         // Ψ
+  int64_t root_parameters = 0;    // those that no inner Unit owns, Ψ_root
+  int64_t two_largest_units = 0;  // of the inner ones
   int64_t element_bytes = 4;
 };
 

@@ -20,7 +20,7 @@ using trace::MemoryCategory;
 // What the formulas give for one strategy, in bytes.
 struct Expected {
   double parameters = 0;
-  double gradients = 0;  // for FSDP at most this: two Units' are whole while backward runs
+  double gradients = 0;  // for FSDP at most this: some are whole while backward runs
   double optimizer = 0;
   double kept = 0;
   double sent = 0;
@@ -40,7 +40,7 @@ Expected ExpectedOf(const Measurement& m) {
                        .kept = 4 * e * share,
                        .sent = 2 * ring * e * psi};
   if (sharded) {
-    expected.gradients += e * static_cast<double>(m.size.two_largest_units);
+    expected.gradients += e * (root + static_cast<double>(m.size.two_largest_units));
     expected.sent = ring * e * (psi + 2 * psi - root);
   }
   return expected;
@@ -96,7 +96,8 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
       "formula: eΨ parameters, eΨ gradients, 2eΨ optimizer state, 4eΨ kept, 2(N-1)/N eΨ sent on a "
       "ring "
       "of N ranks. fsdp keeps 1/N of them,\n"
-      "         two Units' gradients besides while backward runs, and sends (N-1)/N e(3Ψ - "
+      "         two Units' and the model's own gradients besides during backward, and sends "
+      "(N-1)/N e(3Ψ - "
       "Ψ_root); "
       "padding comes on top.\n");
 }
@@ -172,7 +173,7 @@ absl::Status WriteJson(const std::string& path, const Job& job,
   const ModelSize& size = measurements[0].size;
   const nlohmann::json report = {
       {"model", job.model},
-      {"dtype", c10::toString(job.dtype)},
+      {"dtype", job.dtype == at::kDouble ? "f64" : "f32"},
       {"parameters", size.parameters},
       {"root_parameters", size.root_parameters},
       {"batch", job.batch},
