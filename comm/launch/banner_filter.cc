@@ -26,6 +26,8 @@ std::string Shorten(const std::string& block) {
   static const std::regex signalled(
       R"(process rank (\d+) .*\s?exited on\s+signal (\d+)( \([^)]*\))?)");
   static const std::regex exited(R"(Process name: \S*,(\d+)\]\s+Exit code:\s+(\d+))");
+  static const std::regex improper(
+      R"(has exited due to process rank (\d+)[^.]*\s+exiting\s+improperly)");
   static const std::regex aborted(R"(MPI_ABORT was invoked on rank (\d+))");
   std::smatch match;
   if (std::regex_search(block, match, aborted)) {
@@ -37,6 +39,11 @@ std::string Shorten(const std::string& block) {
   }
   if (std::regex_search(block, match, exited)) {
     return absl::StrCat("rank ", match[1].str(), " exited with status ", match[2].str(), "\n");
+  }
+  if (std::regex_search(block, match, improper)) {
+    return absl::StrCat(
+        "rank ", match[1].str(),
+        " exited with status 0 without finalizing MPI: after an error, or by _exit\n");
   }
   if (absl::StartsWith(block, "Primary job  terminated normally, but")) return "";
   const std::string frame(kFrameLength, '-');

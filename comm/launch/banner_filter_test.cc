@@ -46,6 +46,16 @@ TEST(BannerFilterTest, NamesFailingRank) {
                  "rank 12 exited with status 3\n");
 }
 
+TEST(BannerFilterTest, NamesRankThatDidNotFinalize) {
+  ExpectFiltered(
+      kFrame +
+          "mpirun has exited due to process rank 1 with PID 0 on\n"
+          "node vm exiting improperly. There are three reasons this could occur:\n\n"
+          "1. this process did not call \"init\" before exiting, but others in\nthe job did.\n" +
+          kFrame,
+      "rank 1 exited with status 0 without finalizing MPI: after an error, or by _exit\n");
+}
+
 TEST(BannerFilterTest, NamesAbortingRank) {
   ExpectFiltered(kFrame +
                      "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"

@@ -151,6 +151,7 @@ absl::StatusOr<Command> MpirunCommand(const std::string& mpirun, int ranks, int 
     variables[kTmpdir] = tmpdir->second;
   }
   variables["TMPDIR"] = folder;
+  variables.emplace("HOME", folder);  // Open MPI 5 and later do not start without one
   const std::string shared_memory = MakeFolder("/dev/shm");
   if (!shared_memory.empty()) {
     command.scratch.push_back(shared_memory);
