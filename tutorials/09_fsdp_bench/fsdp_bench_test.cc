@@ -31,11 +31,11 @@ nlohmann::json Bench(std::vector<std::string> flags) {
   return nlohmann::json::parse(file);
 }
 
-const nlohmann::json& Find(const nlohmann::json& report, const std::string& strategy) {
+const nlohmann::json& Find(const nlohmann::json& report, const char* strategy) {
   for (const nlohmann::json& each : report["strategies"]) {
     if (each["strategy"] == strategy) return each;
   }
-  throw std::runtime_error("no " + strategy);
+  throw std::runtime_error(strategy);
 }
 
 void ExpectWithin(double share, double found, double expected, const std::string& what) {
