@@ -79,9 +79,11 @@ std::string BannerFilter::TakeLine(const std::string& line) {
     framed_ = !framed_;
     return framed_ ? "" : Shorten(std::exchange(block_, ""));
   }
-  if (framed_ && block_.empty() && !IsFirstLineOfMpirun(line)) {
+  // Open MPI 5 and later begin with an empty line.
+  const bool begins = block_.find_first_not_of('\n') == std::string::npos;
+  if (framed_ && begins && line != "\n" && !IsFirstLineOfMpirun(line)) {
     framed_ = false;
-    return frame + line;
+    return absl::StrCat(frame, std::exchange(block_, ""), line);
   }
   if (framed_) {
     block_ += line;

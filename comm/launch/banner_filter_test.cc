@@ -46,6 +46,21 @@ TEST(BannerFilterTest, NamesFailingRank) {
                  "rank 12 exited with status 3\n");
 }
 
+TEST(BannerFilterTest, NamesRanksOfOpenMpi5) {
+  ExpectFiltered(kFrame +
+                     "\nprterun noticed that process rank 2 with PID 1183 on node vm exited on\n"
+                     "signal 9 (Killed).\n" +
+                     kFrame,
+                 "rank 2 was killed by signal 9 (Killed)\n");
+  ExpectFiltered(kFrame +
+                     "\nprterun detected that one or more processes exited with non-zero status,\n"
+                     "thus causing the job to be terminated. The first process to do so was:\n\n"
+                     "   Process name: [prterun-vm-999@1,1]\n   Exit code:    3\n" +
+                     kFrame,
+                 "rank 1 exited with status 3\n");
+  ExpectFiltered(kFrame + "\nmine\n" + kFrame, kFrame + "\nmine\n" + kFrame);
+}
+
 TEST(BannerFilterTest, NamesRankThatDidNotFinalize) {
   ExpectFiltered(
       kFrame +
