@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace lockstep::parallel {
 
 GradHook::GradHook(const at::Tensor& parameter, std::function<void()> accumulated)
@@ -21,6 +23,14 @@ GradHook::GradHook(const at::Tensor& parameter, std::function<void()> accumulate
 
 GradHook::~GradHook() {
   if (accumulator_ != nullptr) accumulator_->del_post_hook(key_);
+}
+
+absl::Status GradientTwiceError(const std::string& parameter) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("parameter ", parameter,
+                   " got its gradient twice in one backward: either part of the graph runs "
+                   "backward again inside "
+                   "it, or an earlier backward ended with an exception"));
 }
 
 void AtEndOfBackward(std::function<void()> finish) {

@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
+#include <string>
+
+#include "absl/status/status.h"
 
 namespace torch::autograd {
 struct Node;
@@ -32,6 +34,9 @@ class GradHook {
   std::shared_ptr<torch::autograd::Node> accumulator_;
   uintptr_t key_ = 0;
 };
+
+// The error of a hook that fires twice in one backward for the parameter of that name.
+absl::Status GradientTwiceError(const std::string& parameter);
 
 // Runs `finish` once at the end of the backward that is running, before backward() returns; what it
 // throws, backward() throws. Legal only inside backward.

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "lockstep/comm/control_plane.h"
-#include "lockstep/comm/mpi/mpi_communicator.h"
+#include "lockstep/comm/mpi/options.h"
 #include "lockstep/comm/mpi/transfer.h"
 #include "lockstep/comm/operation.h"
 #include "lockstep/comm/work.h"

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <cstdint>
-#include <limits>
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/launch/detect.h"
+#include "lockstep/comm/mpi/options.h"
 
 // Ranks are processes that Open MPI connects; tensors are on the CPU.
 //
@@ -39,20 +37,6 @@
 // default: its host name, or 127.0.0.1 where all ranks share a node. OMPI_MCA_* variables are Open
 // MPI's.
 namespace lockstep::comm::mpi {
-
-struct Options {
-  // How long an operation may take, from the call on, until it fails and names who is missing;
-  // 30 min.
-  absl::Duration deadline = absl::Minutes(30);
-
-  // Larger operations are cut into several MPI calls. Equal on all ranks; 2^31 - 1 elements.
-  int64_t max_elements_per_call = std::numeric_limits<int32_t>::max();
-
-  // AllReduce and ReduceScatter of tensors from this size on, among at most 32 ranks, are carried
-  // out by messages between each two ranks, which is faster here than Open MPI's own. Equal on all
-  // ranks; 128 KiB.
-  int64_t exchange_bytes = 128 << 10;
-};
 
 // The communicator of all ranks. Collective; initializes MPI (thread level MULTIPLE) where nobody
 // has.

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "lockstep/comm/mpi/exchange.h"
-#include "lockstep/comm/mpi/mpi_communicator.h"
+#include "lockstep/comm/mpi/options.h"
 #include "lockstep/comm/operation.h"
 
 namespace lockstep::comm::mpi {

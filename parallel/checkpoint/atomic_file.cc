@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lockstep/tools/trace/file.h"
 
 namespace lockstep::parallel::checkpoint {
 namespace {
@@ -45,15 +47,13 @@ bool SyncFolderOf(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::is_symlink(path_, error)) path_ = fs::weakly_canonical(path_, error);
-  const fs::file_status there = fs::status(path_, error);
-  if (fs::exists(there) && !fs::is_regular_file(there)) {
+  const std::optional<std::string> target = trace::ReplaceablePath(path_);
+  if (!target) {
     status_ = absl::FailedPreconditionError(
         absl::StrCat(path_, ": cannot replace it: it is no regular file"));
     return;
   }
+  path_ = *target;
   temporary_ = absl::StrCat(path_, ".tmp.", getpid());
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) status_ = Fail("create");

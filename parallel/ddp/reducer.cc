@@ -57,12 +57,7 @@ void Reducer::Begin() {
 }
 
 void Reducer::Store(size_t index) {
-  if (stored_[index]) {
-    Fail(absl::FailedPreconditionError(absl::StrCat(
-        "parameter ", names_[index],
-        " got its gradient twice in one backward: either part of the "
-        "graph runs backward again inside it, or an earlier backward ended with an exception")));
-  }
+  if (stored_[index]) Fail(GradientTwiceError(names_[index]));
   stored_[index] = true;
   const at::Tensor& view = buckets_[places_[index].bucket].view(places_[index].position);
   at::Tensor& gradient = parameters_[index].mutable_grad();

@@ -36,7 +36,6 @@ class FlatGroup {
   // This rank's part of parameter i: 1-D, maybe empty, a leaf for the optimizer.
   const at::Tensor& slice(size_t i) const { return slices_[i]; }
 
-  bool unsharded() const { return buffer_.defined(); }
   int64_t full_bytes() const { return layout_.padded_numel() * full_.element_size(); }
 
   // Issues the all-gather into a buffer of `pool`; when the work is done, FinishUnshard() makes the

@@ -57,7 +57,7 @@ class Fsdp::State : public fsdp::UnitEvents {
 
   void PreBackward(size_t index);
   void PostBackward(fsdp::ShardedUnit& unit);
-  void BeginBackward();
+  void EnterBackward(fsdp::ShardedUnit& unit);
   void FinishBackward();
   void FinishOldestReduce();
 
@@ -146,23 +146,18 @@ void Fsdp::State::Guarded(const std::string& where, Body body) {
 void Fsdp::State::PreBackward(size_t index) {
   fsdp::ShardedUnit& unit = *units_[index];
   Guarded(unit.name(), [&] {
-    BeginBackward();
+    EnterBackward(unit);
     Unshard(unit);
-    if (!std::exchange(unit.in_backward, true)) unit.pending = unit.num_trainable();
   });
 }
 
 void Fsdp::State::Accumulated(size_t index, size_t group, size_t parameter) {
   fsdp::ShardedUnit& unit = *units_[index];
   Guarded(unit.name(), [&] {
-    BeginBackward();
-    if (!std::exchange(unit.in_backward, true)) unit.pending = unit.num_trainable();
+    EnterBackward(unit);
     fsdp::FlatGroup& flat = unit.groups()[group];
     if (flat.has_gradient(parameter)) {
-      throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-          "parameter ", flat.parameter(parameter).name,
-          " got its gradient twice in one backward: either part of the graph runs "
-          "backward again inside it, or an earlier backward ended with an exception")));
+      throw StatusError(GradientTwiceError(flat.parameter(parameter).name));
     }
     // One Unit's gradients are being reduced while the next one's arrive, no more.
     while (!unit.has_gradients() && reduces_.size() > 1) FinishOldestReduce();
@@ -187,7 +182,9 @@ void Fsdp::State::FinishOldestReduce() {
   reduces_.pop_front();
 }
 
-void Fsdp::State::BeginBackward() {
+// A hook of the unit fired: the first in this backward, or a later one.
+void Fsdp::State::EnterBackward(fsdp::ShardedUnit& unit) {
+  if (!std::exchange(unit.in_backward, true)) unit.pending = unit.num_trainable();
   if (std::exchange(in_backward_, true)) return;
   timer_.BeginBackward();
   AtEndOfBackward([this] { Guarded("", [this] { FinishBackward(); }); });

@@ -33,9 +33,7 @@ class ShardedUnit {
   const std::string& name() const { return name_; }
   std::vector<FlatGroup>& groups() { return groups_; }
 
-  bool trainable() const { return num_trainable_ > 0; }
   bool has_frozen() const { return has_frozen_; }
-  bool unsharded() const { return unsharded_; }
   bool has_gradients() const;
 
   // Gathers all groups; waits with `wait`, which throws on errors, after issuing them all.

@@ -21,19 +21,25 @@ absl::Status Failure(const std::string& path, int error) {
 
 }  // namespace
 
-absl::StatusOr<std::string> OutputPath(const std::string& path) {
+std::optional<std::string> ReplaceablePath(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   fs::path target = path;
   if (fs::is_symlink(target, error)) target = fs::weakly_canonical(target, error);
-  const fs::file_status status = fs::status(target, error);
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
+  const fs::file_status there = fs::status(target, error);
+  if (fs::exists(there) && !fs::is_regular_file(there)) return std::nullopt;
+  return target.string();
+}
+
+absl::StatusOr<std::string> OutputPath(const std::string& path) {
+  const std::optional<std::string> target = ReplaceablePath(path);
+  if (!target) {
     return absl::UnavailableError(
         absl::StrCat("cannot write ", path, ": what is there is no regular file"));
   }
-  const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
-  if (::access(folder.c_str(), W_OK) != 0) return Failure(path, errno);
-  return target.string();
+  const std::string parent = std::filesystem::path(*target).parent_path();
+  if (::access(parent.empty() ? "." : parent.c_str(), W_OK) != 0) return Failure(path, errno);
+  return *target;
 }
 
 absl::Status WriteFileAtomically(const std::string& path,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -8,6 +9,10 @@
 #include "absl/status/statusor.h"
 
 namespace lockstep::trace {
+
+// What a file that is renamed to `path` replaces: `path`, or what it links to. Nullopt where a
+// folder, a device or the like is there.
+std::optional<std::string> ReplaceablePath(const std::string& path);
 
 // Where a file named `path` may be put by renaming: `path` itself, or what it links to. Unavailable
 // where a folder, a device or the like is in its place, or its folder is missing or read-only: ask
