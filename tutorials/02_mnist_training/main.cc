@@ -2,7 +2,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <torch/optim/adamw.h>
 
 #include <cmath>
 #include <cstdint>
@@ -20,6 +19,7 @@
 #include "lockstep/data/sampler.h"
 #include "lockstep/models/classifier.h"
 #include "lockstep/parallel/checkpoint/safetensors.h"
+#include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/file.h"
 #include "lockstep/tutorials/common/data_flag.h"
@@ -76,7 +76,8 @@ absl::Status Train() {
   std::fflush(stdout);
 
   // STEP 3: the optimizer, which is to change the weights.
-  torch::optim::AdamW optimizer(model.module->parameters(), absl::GetFlag(FLAGS_lr).value);
+  parallel::optim::FusedAdamW optimizer(parallel::optim::NamedParameters(*model.module),
+                                        {.lr = absl::GetFlag(FLAGS_lr).value});
 
   const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_steps));
   const int64_t steps = limit == 0 ? loader.batches_per_epoch() : limit;

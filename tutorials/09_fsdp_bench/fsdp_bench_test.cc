@@ -50,9 +50,11 @@ void ExpectFormulas(const nlohmann::json& report) {
     const bool sharded = std::string(name) == "fsdp";
     // Padding is a part of a per cent of these models; without shards there is none.
     const double padding = sharded ? 0.02 : 0;
-    ExpectWithin(padding, strategy["kept_bytes"], formula["kept"], name);
+    const double step_counts = 1e-4;  // of the optimizer, 4 bytes a parameter tensor
+    ExpectWithin(padding + step_counts, strategy["kept_bytes"], formula["kept"], name);
     ExpectWithin(padding, strategy["peak_bytes"]["parameters"], formula["parameters"], name);
-    ExpectWithin(padding, strategy["peak_bytes"]["optimizer"], formula["optimizer"], name);
+    ExpectWithin(padding + step_counts, strategy["peak_bytes"]["optimizer"], formula["optimizer"],
+                 name);
     // Each operation's share of a ring is counted in whole bytes.
     ExpectWithin(padding + 1e-6, strategy["sent_bytes_per_step"], formula["sent_per_step"], name);
     if (sharded) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "lockstep/models/classifier.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
 #include "lockstep/parallel/grad_hook.h"
+#include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
@@ -26,7 +26,7 @@ using trace::Index;
 using trace::MemoryCategory;
 using trace::MemoryScope;
 
-constexpr int64_t kWarmUpSteps = 2;  // make the optimizer's state, warm caches; not timed
+constexpr int64_t kWarmUpSteps = 2;  // warm caches and memory; not timed
 
 ModelSize SizeOf(torch::nn::Module& model) {
   ModelSize size;
@@ -106,7 +106,11 @@ class Trainer {
     dtype_ = job.dtype;
     strategy_ = ValueOrThrow(parallel::MakeStrategy(strategy, model_.module, &comm_));
     mark_gradients_ = MarkGradients(*model_.module);
-    optimizer_.emplace(strategy_->parameters(), torch::optim::AdamWOptions(job.learning_rate));
+    {
+      MemoryScope scope(MemoryCategory::kOptimizer);
+      optimizer_.emplace(strategy_->named_parameters(),
+                         parallel::optim::FusedAdamWOptions{.lr = job.learning_rate});
+    }
     counters_->Reset();
   }
 
@@ -123,11 +127,7 @@ class Trainer {
       loss.backward();
     }
     strategy_->FinishBackward();
-    {
-      // The first step makes the state; what later ones allocate is gone when they end.
-      MemoryScope scope(times_.empty() ? MemoryCategory::kOptimizer : MemoryCategory::kOther);
-      optimizer_->step();
-    }
+    optimizer_->step();
     times_.push_back(trace::SteadyNow() - start);
     communication_.push_back(strategy_->last_step().communication);
     exposed_.push_back(strategy_->last_step().exposed);
@@ -183,7 +183,7 @@ class Trainer {
   at::ScalarType dtype_ = at::kFloat;
   std::unique_ptr<parallel::Strategy> strategy_;
   std::vector<parallel::GradHook> mark_gradients_;
-  std::optional<torch::optim::AdamW> optimizer_;
+  std::optional<parallel::optim::FusedAdamW> optimizer_;
   std::vector<absl::Duration> times_, communication_, exposed_;
   size_t measured_from_ = 0;
 };
