@@ -54,34 +54,21 @@ void TrafficCounters::Reset() {
 
 CountingCommunicator::CountingCommunicator(std::unique_ptr<Communicator> inner,
                                            std::shared_ptr<TrafficCounters> counters)
-    : Communicator(inner->rank(), inner->size(), inner->device(), inner->name(),
-                   inner->flight_recorder()),
-      inner_(std::move(inner)),
-      counters_(std::move(counters)) {}
-
-at::Tensor CountingCommunicator::Empty(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return inner_->Empty(sizes, dtype);
-}
+    : Decorator(std::move(inner)), counters_(std::move(counters)) {}
 
 absl::StatusOr<std::unique_ptr<Communicator>> CountingCommunicator::Split(std::optional<int> color,
                                                                           int key) {
-  absl::StatusOr<std::unique_ptr<Communicator>> part = inner_->Split(color, key);
+  absl::StatusOr<std::unique_ptr<Communicator>> part = Decorator::Split(color, key);
   if (!part.ok() || *part == nullptr) return part;
   return std::make_unique<CountingCommunicator>(*std::move(part), counters_);
 }
-
-void CountingCommunicator::StartAfter(const Work& work) { inner_->StartAfter(work); }
-
-void CountingCommunicator::Abort(absl::Status reason) { inner_->Abort(std::move(reason)); }
-
-Store& CountingCommunicator::store() { return inner_->store(); }
 
 Work CountingCommunicator::Issue(Operation operation) {
   TrafficCounters::Counter& counter = counters_->counters_[static_cast<int>(operation.kind)];
   counter.operations += 1;
   counter.payload_bytes += operation.payload_bytes();
   counter.wire_bytes += WireBytes(operation, rank(), size());
-  return inner_->Issue(std::move(operation));
+  return Decorator::Issue(std::move(operation));
 }
 
 }  // namespace lockstep::comm

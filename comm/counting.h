@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/decorator.h"
 
 namespace lockstep::comm {
 
@@ -45,20 +45,15 @@ class TrafficCounters {
 // wire_bytes follows the ring convention of nccl-tests: for a payload of S bytes and n ranks
 // (n-1)/n * S, AllReduce 2 * (n-1)/n * S, Broadcast and Send S on the root or sender, Gather the
 // input on all but the root.
-class CountingCommunicator : public Communicator {
+class CountingCommunicator : public Decorator {
  public:
   CountingCommunicator(std::unique_ptr<Communicator> inner,
                        std::shared_ptr<TrafficCounters> counters);
 
-  at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override;
-  void StartAfter(const Work& work) override;
-  void Abort(absl::Status reason) override;
-  Store& store() override;
   Work Issue(Operation operation) override;
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   const std::shared_ptr<TrafficCounters> counters_;
 };
 

@@ -38,8 +38,13 @@ class GradHook {
 // The error of a hook that fires twice in one backward for the parameter of that name.
 absl::Status GradientTwiceError(const std::string& parameter);
 
+// The error of a strategy whose backward ended with an exception.
+absl::Status AbandonedBackwardError();
+
 // Runs `finish` once at the end of the backward that is running, before backward() returns; what it
-// throws, backward() throws. Legal only inside backward.
-void AtEndOfBackward(std::function<void()> finish);
+// throws, backward() throws. Runs `abandoned` instead when that backward ends with an exception:
+// the hooks that were still to fire then never do. `abandoned` must not throw. Legal only inside
+// backward.
+void AtEndOfBackward(std::function<void()> finish, std::function<void()> abandoned);
 
 }  // namespace lockstep::parallel

@@ -25,11 +25,16 @@ comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
   return work;
 }
 
-absl::Status StepTimer::Wait(const comm::Work& work) {
+void StepTimer::Waiting(const std::function<void()>& wait) {
   const trace::Span span("wait", "communication");
-  const absl::Duration start = trace::SteadyNow();
-  absl::Status status = work.Wait();
-  step_.exposed += trace::SteadyNow() - start;
+  waits_.emplace_back(trace::SteadyNow(), absl::InfiniteDuration());
+  wait();
+  waits_.back().second = trace::SteadyNow();
+}
+
+absl::Status StepTimer::Wait(const comm::Work& work) {
+  absl::Status status;
+  Waiting([&] { status = work.Wait(); });
   return status;
 }
 
@@ -41,13 +46,28 @@ StepStatistics StepTimer::End() {
     std::sort(intervals_->all.begin(), intervals_->all.end());
     absl::Duration covered = -absl::InfiniteDuration();
     for (auto [start, end] : intervals_->all) {
+      start = std::max(start, covered);
       end = std::min(end, now);
-      if (end > covered) step_.communication += end - std::max(start, covered);
-      covered = std::max(covered, end);
+      if (end <= start) continue;
+      covered = end;
+      step_.communication += end - start;
+      for (const auto& [wait_start, wait_end] : waits_) {
+        const absl::Duration overlap = std::min(end, wait_end) - std::max(start, wait_start);
+        step_.exposed += std::max(overlap, absl::ZeroDuration());
+      }
     }
   }
   intervals_ = std::make_shared<Intervals>();
+  waits_.clear();
   return std::exchange(step_, StepStatistics());
+}
+
+TimedCommunicator::TimedCommunicator(std::unique_ptr<comm::Communicator> inner, StepTimer& timer)
+    : Decorator(std::move(inner)), timer_(timer) {}
+
+comm::Work TimedCommunicator::Issue(comm::Operation operation) {
+  const int64_t bytes = operation.payload_bytes();
+  return timer_.Track(Decorator::Issue(std::move(operation)), bytes);
 }
 
 }  // namespace lockstep::parallel

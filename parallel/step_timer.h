@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "lockstep/comm/decorator.h"
 #include "lockstep/comm/work.h"
 #include "lockstep/parallel/strategy.h"
 
@@ -30,20 +32,36 @@ class StepTimer {
 
   absl::Status Wait(const comm::Work& work);
 
+  // Calls `wait`, which waits for what was tracked and does little else.
+  void Waiting(const std::function<void()>& wait);
+
   // Ends the step; the next begins with the next call of any other method.
   StepStatistics End();
 
  private:
+  using Interval = std::pair<absl::Duration, absl::Duration>;  // (start, end; infinite before it)
+
   // Filled by callbacks, which may come after this object has gone, and after who waited for the
   // work.
   struct Intervals {
     std::mutex mutex;
-    std::vector<std::pair<absl::Duration, absl::Duration>> all;  // (start, end; infinite before it)
+    std::vector<Interval> all;
   };
 
   absl::Duration backward_begin_;
   std::shared_ptr<Intervals> intervals_ = std::make_shared<Intervals>();
+  std::vector<Interval> waits_;
   StepStatistics step_;
+};
+
+// A communicator whose operations a StepTimer tracks.
+class TimedCommunicator : public comm::Decorator {
+ public:
+  TimedCommunicator(std::unique_ptr<comm::Communicator> inner, StepTimer& timer);
+  comm::Work Issue(comm::Operation operation) override;
+
+ private:
+  StepTimer& timer_;
 };
 
 }  // namespace lockstep::parallel

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -89,16 +90,33 @@ std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm) {
 
 namespace {
 
-// A line for each parameter and buffer.
-std::vector<std::string> Describe(torch::nn::Module& model) {
-  std::vector<std::string> lines;
-  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
-    lines.push_back(absl::StrCat(kind, " ", name, ": ", c10::toString(tensor.scalar_type()), " [",
-                                 absl::StrJoin(tensor.sizes(), ", "), "]",
-                                 tensor.requires_grad() ? ", trainable" : ""));
+// Calls f(kind, name, tensor) with each parameter and buffer.
+template <typename Function>
+void ForEachTensor(torch::nn::Module& model, const std::vector<std::string>& ignored, Function f) {
+  const auto all = [&](const char* kind, const auto& named) {
+    for (const auto& each : named) {
+      if (!absl::c_linear_search(ignored, each.key())) f(kind, each.key(), each.value());
+    }
   };
-  for (const auto& each : model.named_parameters()) add("parameter", each.key(), each.value());
-  for (const auto& each : model.named_buffers()) add("buffer", each.key(), each.value());
+  all("parameter", model.named_parameters());
+  all("buffer", model.named_buffers());
+}
+
+// A line for each option, parameter and buffer.
+std::vector<std::string> Describe(torch::nn::Module& model, const ModelCheck& check) {
+  std::vector<std::string> lines;
+  for (const std::string& option : check.options) lines.push_back("option " + option);
+  ForEachTensor(
+      model, check.ignored,
+      [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+        lines.push_back(absl::StrCat(
+            kind, " ", name, ": ", c10::toString(tensor.scalar_type()), " [",
+            absl::StrJoin(tensor.sizes(), ", "), "]",
+            tensor.is_contiguous()
+                ? ""
+                : absl::StrCat(" of strides [", absl::StrJoin(tensor.strides(), ", "), "]"),
+            tensor.requires_grad() ? ", trainable" : ""));
+      });
   return lines;
 }
 
@@ -111,8 +129,8 @@ int64_t Fingerprint(const std::string& text) {
 
 }  // namespace
 
-void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm) {
-  const std::string mine = absl::StrJoin(Describe(model), "\n");
+void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm, const ModelCheck& check) {
+  const std::string mine = absl::StrJoin(Describe(model, check), "\n");
   at::Tensor fingerprints = at::empty({comm.size()}, at::kLong);
   at::Tensor own = fingerprints.narrow(0, comm.rank(), 1).fill_(Fingerprint(mine));
   ThrowIfError(comm.AllGatherInto(fingerprints, own).Wait());
@@ -136,19 +154,17 @@ void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm) {
                    " has ", at_line(second))));
 }
 
-void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm) {
-  CheckSameModel(model, comm);
+void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm,
+                    const std::vector<std::string>& ignored, int root) {
   at::NoGradGuard no_grad;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (the model's, a contiguous one)
   std::vector<comm::Work> works;
-  const auto broadcast = [&](const at::Tensor& tensor) {
+  ForEachTensor(model, ignored, [&](const char*, const std::string&, const at::Tensor& tensor) {
     at::Tensor copy = tensor.detach().contiguous();
     copies.emplace_back(tensor.detach(), copy);
-    if (copy.scalar_type() == at::kBool) copy = copy.view(at::kByte);
-    works.push_back(comm.Broadcast(copy, /*root=*/0));
-  };
-  for (const at::Tensor& parameter : model.parameters()) broadcast(parameter);
-  for (const at::Tensor& buffer : model.buffers()) broadcast(buffer);
+    // As bytes: buffers may have dtypes that communicators do not know.
+    works.push_back(comm.Broadcast(copy.view(-1).view(at::kByte), root));
+  });
   for (const comm::Work& work : works) ThrowIfError(work.Wait());
   for (auto& [tensor, copy] : copies) {
     if (!tensor.is_alias_of(copy)) tensor.copy_(copy);

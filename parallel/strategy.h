@@ -126,12 +126,21 @@ class Strategy {
 // A communicator of the strategy's own, over the same ranks. Throws StatusError.
 std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm);
 
-// FailedPrecondition (StatusError) on all ranks where their models differ in names, dtypes, shapes
-// or requires_grad; names the first parameter or buffer that does. Collective.
-void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm);
+// What of a model the ranks are to have alike, beside its names, dtypes, shapes, strides and
+// requires_grad.
+struct ModelCheck {
+  std::vector<std::string> ignored;  // names of parameters and buffers to leave out; none
+  std::vector<std::string> options;  // "bucket_bytes=1024": how each rank is to treat it; none
+};
 
-// Copies rank 0's values of the model's parameters and buffers to all ranks, after
-// CheckSameModel().
-void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm);
+// FailedPrecondition (StatusError) on all ranks where their models differ; names the first option,
+// parameter or buffer that does, and the ranks. Collective.
+void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm,
+                    const ModelCheck& check = {});
+
+// Copies rank `root`'s values of the model's parameters and buffers to all ranks, but for those
+// that are ignored. Collective; the models must be the same.
+void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm,
+                    const std::vector<std::string>& ignored = {}, int root = 0);
 
 }  // namespace lockstep::parallel

@@ -56,7 +56,10 @@ Bucket::Bucket(const std::vector<at::Tensor>& parameters, BucketIndices indices,
   int64_t offset = 0;
   for (size_t index : indices_) {
     const at::Tensor& parameter = parameters[index];
-    views_.push_back(flat_.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    const at::Tensor place = flat_.narrow(0, offset, parameter.numel());
+    views_.push_back(parameter.is_non_overlapping_and_dense()
+                         ? place.as_strided(parameter.sizes(), parameter.strides())
+                         : place.view(parameter.sizes()));
     offset += parameter.numel();
   }
 }

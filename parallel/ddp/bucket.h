@@ -30,9 +30,12 @@ class Bucket {
          comm::Communicator& comm);
 
   const BucketIndices& indices() const { return indices_; }
+
+  // All gradients, of one dtype.
   const at::Tensor& flat() const { return flat_; }
 
-  // The place of the i-th of indices(), in the parameter's shape.
+  // The place of the i-th of indices(), in the parameter's shape and, where they leave no gaps, its
+  // strides: gradients of other strides would cost a copy at every step.
   const at::Tensor& view(size_t i) const { return views_[i]; }
 
  private:

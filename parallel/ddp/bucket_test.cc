@@ -47,5 +47,20 @@ TEST(BucketTest, ViewsHaveTheParametersShapes) {
   });
 }
 
+TEST(BucketTest, ViewsHaveTheParametersStridesWhereTheseLeaveNoGaps) {
+  comm::testing::RunRanks(1, [](comm::Communicator& comm) {
+    const std::vector<at::Tensor> parameters = {
+        at::empty({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast),
+        at::empty({5, 4}).t(),
+        at::empty({6, 4}).narrow(1, 0, 2),
+    };
+    const Bucket bucket(parameters, {0, 1, 2}, comm);
+    EXPECT_EQ(bucket.view(0).strides(), parameters[0].strides());
+    EXPECT_EQ(bucket.view(1).strides(), parameters[1].strides());
+    EXPECT_TRUE(bucket.view(2).is_contiguous());
+    EXPECT_EQ(bucket.view(2).const_data_ptr(), bucket.flat().narrow(0, 140, 12).const_data_ptr());
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::parallel::ddp

@@ -1,16 +1,78 @@
 #include "lockstep/parallel/ddp/ddp.h"
 
+#include <unordered_set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel {
+namespace {
+
+std::vector<std::string> Describe(const DdpOptions& options) {
+  return {absl::StrCat("first_bucket_bytes=", options.first_bucket_bytes),
+          absl::StrCat("bucket_bytes=", options.bucket_bytes),
+          absl::StrCat("broadcast_buffers=", options.broadcast_buffers),
+          absl::StrCat("find_unused_parameters=", options.find_unused_parameters),
+          absl::StrCat("static_graph=", options.static_graph),
+          absl::StrCat("comm_hook=", options.comm_hook ? options.comm_hook->name() : "none")};
+}
+
+void CheckIgnored(const torch::nn::Module& model, const std::vector<std::string>& ignored) {
+  for (const std::string& name : ignored) {
+    if (model.named_parameters().contains(name) || model.named_buffers().contains(name)) continue;
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("DdpOptions::ignored: the model has no parameter or buffer \"", name, "\"")));
+  }
+}
+
+// The model's parameters with requires_grad or without, a shared one once; `ignored` apart.
+std::vector<NamedTensor> Parameters(const torch::nn::Module& model,
+                                    const std::vector<std::string>& ignored, bool requires_grad) {
+  std::unordered_set<const void*> seen;
+  for (const std::string& name : ignored) {
+    if (const at::Tensor* tensor = model.named_parameters().find(name)) {
+      seen.insert(tensor->unsafeGetTensorImpl());
+    }
+  }
+  std::vector<NamedTensor> parameters;
+  for (const auto& each : model.named_parameters()) {
+    if (each.value().requires_grad() != requires_grad) continue;
+    if (!seen.insert(each.value().unsafeGetTensorImpl()).second) continue;
+    parameters.push_back({each.key(), each.value()});
+  }
+  return parameters;
+}
+
+std::vector<at::Tensor> Buffers(const torch::nn::Module& model,
+                                const std::vector<std::string>& ignored) {
+  std::vector<at::Tensor> buffers;
+  for (const auto& each : model.named_buffers()) {
+    if (!absl::c_linear_search(ignored, each.key())) buffers.push_back(each.value());
+  }
+  return buffers;
+}
+
+}  // namespace
 
 Ddp::Ddp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, DdpOptions options)
-    : Strategy(std::move(model)), comm_(SplitPrivate(comm)) {
-  BroadcastModel(this->model(), *comm_);
+    : Strategy(std::move(model)), ignored_(options.ignored) {
+  CheckIgnored(this->model(), ignored_);
+  std::vector<NamedTensor> trainable = Parameters(this->model(), ignored_, /*requires_grad=*/true);
+  if (trainable.empty()) {
+    throw StatusError(absl::InvalidArgumentError(
+        "Ddp: the model has no trainable parameter, so there is nothing to average"));
+  }
+  auto own = SplitPrivate(comm);
+  CheckSameModel(this->model(), *own, {.ignored = ignored_, .options = Describe(options)});
+  BroadcastModel(this->model(), *own, ignored_);
   reducer_ = std::make_unique<ddp::Reducer>(
-      named_parameters(), *comm_, options, [this] { return sync(); },
+      std::move(trainable), Parameters(this->model(), ignored_, /*requires_grad=*/false),
+      options.broadcast_buffers ? Buffers(this->model(), ignored_) : std::vector<at::Tensor>(),
+      std::move(own), options, [this] { return sync(); },
       [this](const StepStatistics& step) { set_last_step(step); });
 }
 

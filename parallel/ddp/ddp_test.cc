@@ -3,9 +3,11 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "lockstep/comm/counting.h"
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/testing/parity.h"
@@ -32,22 +34,38 @@ int64_t Numel(torch::nn::Module& model) {
   return numel;
 }
 
-TEST(DdpTest, EqualsOneProcessInManyBuckets) {
-  testing::ParityCase c = {.name = "odd", .sample_shape = {17}, .classes = 5};
-  c.make = [] {
-    OddNet net(2);
-    return testing::ParityModel{net.ptr(), [net](at::Tensor x) mutable { return net(x); }};
+TEST(DdpTest, EqualsOneProcessWithEveryOption) {
+  const std::map<std::string, DdpOptions> cases = {
+      {"defaults", {}},
+      {"a bucket a parameter", {.first_bucket_bytes = 1, .bucket_bytes = 1}},
+      {"small buckets", {.first_bucket_bytes = 1, .bucket_bytes = 1000}},
+      {"no buffers", {.bucket_bytes = 100, .broadcast_buffers = false}},
+      {"find_unused", {.first_bucket_bytes = 1, .find_unused_parameters = true}},
+      {"static_graph", {.first_bucket_bytes = 1, .bucket_bytes = 1000, .static_graph = true}},
+      {"both", {.bucket_bytes = 100, .find_unused_parameters = true, .static_graph = true}},
   };
-  for (int64_t bucket_bytes : {1, 100, 1000}) {
-    const testing::Trajectory expected = testing::TrainAlone(c, 3);
-    std::vector<testing::ParityModel> models;
-    for (int rank = 0; rank < 3; ++rank) models.push_back(testing::MakeModel(c));
-    comm::testing::RunRanks(3, [&](comm::Communicator& comm) {
-      Ddp ddp(models[comm.rank()].module, comm,
-              {.first_bucket_bytes = 1, .bucket_bytes = bucket_bytes});
-      ExpectSame(testing::Train(c, models[comm.rank()], ddp, comm.rank(), 3, &comm), expected,
-                 c.dtype, "buckets of " + std::to_string(bucket_bytes) + " bytes");
-    });
+  for (const auto& [name, options] : cases) {
+    for (const int micro_steps : {1, 3}) {
+      for (const int size : {1, 2, 3}) {
+        testing::ParityCase c = {.name = name,
+                                 .sample_shape = {17},
+                                 .classes = 5,
+                                 .micro_steps = micro_steps,
+                                 .clip_norm = micro_steps > 1 ? 0.5 : 0};
+        c.make = [] {
+          OddNet net(2);
+          return testing::ParityModel{net.ptr(), [net](at::Tensor x) mutable { return net(x); }};
+        };
+        const testing::Trajectory expected = testing::TrainAlone(c, size);
+        std::vector<testing::ParityModel> models;
+        for (int rank = 0; rank < size; ++rank) models.push_back(testing::MakeModel(c));
+        comm::testing::RunRanks(size, [&, &options = options](comm::Communicator& comm) {
+          Ddp ddp(models[comm.rank()].module, comm, options);
+          ExpectSame(testing::Train(c, models[comm.rank()], ddp, comm.rank(), size, &comm),
+                     expected, c.dtype, absl::StrCat(c.name, ", ", size, " ranks"));
+        });
+      }
+    }
   }
 }
 
@@ -62,15 +80,24 @@ TEST(DdpTest, StartsFromRankZeroAndSendsFourBytesAParameter) {
     ThrowIfError(world.Broadcast(root, 0).Wait());
     EXPECT_TRUE(sum.equal(root));
 
-    counted.counters->Reset();
-    net(at::ones({2, 17})).sum().backward();
-    const comm::Traffic traffic = counted.counters->total();
-    EXPECT_EQ(traffic.payload_bytes, 4 * Numel(*net));
-    EXPECT_EQ(traffic.operations, (*counted.counters)[OperationKind::kAllReduce].operations);
-    EXPECT_GT(traffic.operations, 2);
-    EXPECT_EQ(ddp.last_step().collectives, traffic.operations);
-    EXPECT_EQ(ddp.last_step().payload_bytes, traffic.payload_bytes);
-    EXPECT_GE(ddp.last_step().backward, ddp.last_step().exposed);
+    const auto parameters = static_cast<int64_t>(net->parameters().size());
+    for (int step = 0; step < 3; ++step) {
+      counted.counters->Reset();
+      net(at::ones({2, 17})).sum().backward();
+      const comm::Traffic reduced = (*counted.counters)[OperationKind::kAllReduce];
+      EXPECT_EQ(reduced.payload_bytes, 4 * Numel(*net));
+      EXPECT_EQ(reduced.operations, 3);
+      // The buffer, 16 bytes with its padding, and once the order in which gradients arrived.
+      const comm::Traffic copied = (*counted.counters)[OperationKind::kBroadcast];
+      EXPECT_EQ(copied.operations, step == 0 ? 2 : 1);
+      EXPECT_EQ(copied.payload_bytes, 16 + (step == 0 ? 8 * parameters : 0));
+      const comm::Traffic total = counted.counters->total();
+      EXPECT_EQ(total.operations, reduced.operations + copied.operations);
+      EXPECT_EQ(ddp.last_step().collectives, total.operations);
+      EXPECT_EQ(ddp.last_step().payload_bytes, total.payload_bytes);
+      EXPECT_GE(ddp.last_step().backward, ddp.last_step().exposed);
+      EXPECT_GE(ddp.last_step().communication, ddp.last_step().exposed);
+    }
   });
 }
 
@@ -79,7 +106,10 @@ TEST(DdpTest, CommunicatesWhileBackwardRuns) {
   comm::testing::RunRanks(2, [&](comm::Communicator& world) {
     OddNet& net = nets[world.rank()];
     Counted counted(world);
-    Ddp ddp(net, *counted.comm, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    Ddp ddp(net, *counted.comm,
+            {.first_bucket_bytes = 1, .bucket_bytes = 1, .broadcast_buffers = false});
+    net(at::ones({2, 17})).sum().backward();
+    net->zero_grad();
     counted.counters->Reset();
     int64_t before_the_first_layer = -1;
     auto hook = net->blocks[0]->AddPreForwardHook([&](const std::vector<at::Tensor*>& inputs) {
@@ -148,8 +178,8 @@ TEST(DdpTest, AFrozenParameterIsLeftAlone) {
   for (OddNet& net : nets) net->in->weight.set_requires_grad(false);
   comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
     OddNet& net = nets[comm.rank()];
-    Ddp ddp(net, comm);
-    net(at::ones({2, 17})).sum().backward();
+    Ddp ddp(net, comm, {.broadcast_buffers = false});
+    for (int step = 0; step < 2; ++step) net(at::ones({2, 17})).sum().backward();
     EXPECT_FALSE(net->in->weight.grad().defined());
     EXPECT_EQ(ddp.last_step().payload_bytes, 4 * (Numel(*net) - 17 * 15));
   });

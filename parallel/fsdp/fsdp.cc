@@ -187,7 +187,10 @@ void Fsdp::State::EnterBackward(fsdp::ShardedUnit& unit) {
   if (!std::exchange(unit.in_backward, true)) unit.pending = unit.num_trainable();
   if (std::exchange(in_backward_, true)) return;
   timer_.BeginBackward();
-  AtEndOfBackward([this] { Guarded("", [this] { FinishBackward(); }); });
+  AtEndOfBackward([this] { Guarded("", [this] { FinishBackward(); }); },
+                  [this, alive = std::weak_ptr<bool>(alive_)] {
+                    if (!alive.expired()) comm_.Abort(AbandonedBackwardError());
+                  });
 }
 
 void Fsdp::State::FinishBackward() {
@@ -206,11 +209,8 @@ void Fsdp::State::FinishBackward() {
 
 Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, FsdpOptions options)
     : Strategy(std::move(model)), comm_(SplitPrivate(comm)) {
-  if (options.sync_module_states) {
-    BroadcastModel(this->model(), *comm_);
-  } else {
-    CheckSameModel(this->model(), *comm_);
-  }
+  CheckSameModel(this->model(), *comm_);
+  if (options.sync_module_states) BroadcastModel(this->model(), *comm_);
   state_ = std::make_unique<State>(this->model(), *comm_,
                                    [this](const StepStatistics& step) { set_last_step(step); });
   std::unordered_map<std::string, at::Tensor> slices;

@@ -1,0 +1,166 @@
+#include "lockstep/parallel/ddp/powersgd.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/memory.h"
+
+namespace lockstep::parallel::ddp {
+namespace {
+
+// A gradient's memory as a matrix, or nothing where it is no matrix worth compressing.
+std::optional<at::Tensor> AsMatrix(const at::Tensor& gradient, const PowerSgdOptions& options) {
+  const at::ScalarType dtype = gradient.scalar_type();
+  if (gradient.dim() < 2 || gradient.numel() == 0) return std::nullopt;
+  if (dtype != at::kFloat && dtype != at::kDouble) return std::nullopt;
+  const at::IntArrayRef strides = gradient.strides();
+  const int64_t outer = std::max_element(strides.begin(), strides.end()) - strides.begin();
+  const int64_t rows = gradient.size(outer);
+  const int64_t columns = gradient.numel() / rows;
+  const double sent = static_cast<double>((rows + columns) * options.rank);
+  if (sent * options.min_compression > static_cast<double>(gradient.numel())) return std::nullopt;
+  return gradient.as_strided({rows, columns}, {columns, 1});
+}
+
+// Gram-Schmidt. A column that depends on those before it becomes zero, or any unit vector.
+void Orthogonalize(const at::Tensor& matrix) {
+  for (int64_t i = 0; i < matrix.size(1); ++i) {
+    at::Tensor column = matrix.select(1, i);
+    const at::Tensor norm = column.norm();
+    if (norm.item<double>() > 0) column.div_(norm);
+    for (int64_t j = i + 1; j < matrix.size(1); ++j) {
+      at::Tensor later = matrix.select(1, j);
+      later.sub_(column * column.dot(later));
+    }
+  }
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(PowerSgdOptions options)
+    : options_(options), generator_(at::detail::createCPUGenerator(options.seed)) {
+  if (options_.rank > 0 && options_.min_compression > 0 && options_.start_step >= 0) return;
+  throw StatusError(absl::InvalidArgumentError(absl::StrCat(
+      "PowerSgd: rank (", options_.rank, ") and min_compression (", options_.min_compression,
+      ") must be positive, and start_step (", options_.start_step, ") not negative")));
+}
+
+std::string PowerSgd::name() const {
+  return absl::StrCat("PowerSGD of rank ", options_.rank, " from step ", options_.start_step,
+                      ", min_compression=", options_.min_compression,
+                      ", error_feedback=", options_.error_feedback,
+                      ", warm_start=", options_.warm_start, ", seed=", options_.seed);
+}
+
+PowerSgd::Packed PowerSgd::Pack(const Bucket& bucket, comm::Communicator& comm) const {
+  Packed packed;
+  int64_t first = 0;
+  int64_t second = 0;
+  for (size_t i = 0; i < bucket.indices().size(); ++i) {
+    const at::Tensor& gradient = bucket.view(i);
+    if (const std::optional<at::Tensor> matrix = AsMatrix(gradient, options_)) {
+      packed.matrices.push_back({.parameter = bucket.indices()[i], .m = *matrix});
+      first += matrix->size(0) * options_.rank;
+      second += matrix->size(1) * options_.rank;
+    } else {
+      packed.full.emplace_back(gradient, at::Tensor());
+      first += gradient.numel();
+    }
+  }
+  if (packed.matrices.empty()) return packed;
+  trace::MemoryScope scope(trace::MemoryCategory::kBuckets);
+  const at::ScalarType dtype = bucket.flat().scalar_type();
+  packed.first = comm.Empty({first}, dtype);
+  packed.second = comm.Empty({second}, dtype);
+  first = second = 0;
+  const auto take = [](const at::Tensor& from, int64_t& offset, at::IntArrayRef sizes) {
+    const int64_t numel = c10::multiply_integers(sizes);
+    offset += numel;
+    return from.narrow(0, offset - numel, numel).view(sizes);
+  };
+  for (Matrix& matrix : packed.matrices) {
+    matrix.p = take(packed.first, first, {matrix.m.size(0), options_.rank});
+    matrix.q = take(packed.second, second, {matrix.m.size(1), options_.rank});
+  }
+  for (auto& [gradient, place] : packed.full) place = take(packed.first, first, gradient.sizes());
+  return packed;
+}
+
+void PowerSgd::SetBuckets(absl::Span<const Bucket> buckets, comm::Communicator& comm) {
+  buckets_ = buckets;
+  comm_ = &comm;
+  packed_.clear();
+  for (const Bucket& bucket : buckets) packed_.push_back(Pack(bucket, comm));
+}
+
+// Q to start from: the last one where that is wanted and says something.
+void PowerSgd::PrepareQ(Matrix& matrix) {
+  State& state = states_[matrix.parameter];
+  if (options_.warm_start && state.q.defined()) {
+    matrix.q.copy_(state.q);
+  } else {
+    matrix.q.normal_(/*mean=*/0, /*std=*/1, generator_);
+  }
+  for (int64_t i = 0; i < options_.rank; ++i) {
+    at::Tensor column = matrix.q.select(1, i);
+    // After a gradient of zero, all later ones would be lost.
+    if (column.norm().item<double>() == 0) column.normal_(/*mean=*/0, /*std=*/1, generator_);
+  }
+}
+
+void PowerSgd::Start(size_t bucket) {
+  Packed& packed = packed_[bucket];
+  if (step_ < options_.start_step || packed.matrices.empty()) {
+    packed.work = comm_->AllReduce(buckets_[bucket].flat(), comm::ReduceOp::kSum);
+    return;
+  }
+  for (Matrix& matrix : packed.matrices) {
+    if (const at::Tensor& error = states_[matrix.parameter].error; error.defined()) {
+      matrix.m.add_(error);
+    }
+    PrepareQ(matrix);
+    at::mm_out(matrix.p, matrix.m, matrix.q);
+  }
+  for (auto& [gradient, place] : packed.full) place.copy_(gradient);
+  packed.work = comm_->AllReduce(packed.first, comm::ReduceOp::kSum);
+}
+
+void PowerSgd::Finish() {
+  const bool compress = step_++ >= options_.start_step;
+  for (Packed& packed : packed_) {
+    ThrowIfError(packed.work.Wait());
+    if (!compress || packed.matrices.empty()) continue;
+    for (auto& [gradient, place] : packed.full) gradient.copy_(place);
+    for (Matrix& matrix : packed.matrices) {
+      Orthogonalize(matrix.p);
+      at::mm_out(matrix.q, matrix.m.t(), matrix.p);
+    }
+    packed.work = comm_->AllReduce(packed.second, comm::ReduceOp::kSum);
+  }
+  if (!compress) return;
+  for (Packed& packed : packed_) {
+    ThrowIfError(packed.work.Wait());
+    for (Matrix& matrix : packed.matrices) {
+      State& state = states_[matrix.parameter];
+      trace::MemoryScope scope(trace::MemoryCategory::kBuckets);
+      if (options_.warm_start) state.q = matrix.q.clone();
+      if (options_.error_feedback) {
+        if (!state.error.defined()) state.error = at::empty_like(matrix.m);
+        state.error.copy_(matrix.m);
+      }
+      at::mm_out(matrix.m, matrix.p, matrix.q.t());
+      // In units of the bucket's gradients, which are divided by the number of ranks.
+      if (options_.error_feedback) state.error.sub_(matrix.m, 1.0 / comm_->size());
+    }
+  }
+}
+
+}  // namespace lockstep::parallel::ddp
