@@ -1,21 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "lockstep/data/batch.h"
+#include "lockstep/data/row_order.h"
 
 namespace lockstep::data {
 
-// Rows [begin, end).
-struct RowRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - begin; }
-  friend bool operator==(const RowRange&, const RowRange&) = default;
+// Reads the rows of one order, from its start to its end. See Dataset::ReadInOrder.
+class OrderedReader {
+ public:
+  virtual ~OrderedReader() = default;
+
+  // Reads the next `count` rows of the order, or those that are left, into `batch`, as
+  // Dataset::ReadInto does. After an error there is nothing more to read. One thread at a time.
+  virtual absl::Status ReadInto(int64_t count, Batch& batch) = 0;
 };
 
 // Rows that can be read by index: in memory, in files, or made up. It knows nothing of epochs,
@@ -53,15 +57,18 @@ class Dataset {
   // `batch` are unspecified, and it can be used again.
   virtual absl::Status ReadInto(absl::Span<const int64_t> rows, Batch& batch) = 0;
 
-  // A hint: the rows that will be asked for next, in order, as far as the caller knows them (a
-  // Loader gives the whole rest of the epoch). A dataset looks as far ahead as its memory budget
-  // allows, and copies what it needs: the span lives for this call only. Reads stay correct
-  // whatever was hinted. Default: does nothing.
-  virtual void Prefetch(absl::Span<const int64_t> /*upcoming*/) {}
+  // A reader of the rows that `order` gives. This is how a Loader reads: a dataset that streams
+  // from files takes rows from the order as far ahead as its memory budget allows, and has them in
+  // memory before they are asked for. The dataset outlives the reader. Default: calls ReadInto.
+  virtual std::unique_ptr<OrderedReader> ReadInOrder(std::unique_ptr<RowOrder> order);
 
-  // True: ReadInto (with a Batch of its own for each caller) and Prefetch may be called from
-  // several threads at once. Otherwise one thread at a time, and a Loader's counts as one from
-  // its first batch until it is destroyed. Default: true.
+  // Of how many neighbours among chunks() in an order a reader can mix the rows, and still read no
+  // chunk twice: ChunkShuffleOptions::window_chunks. Default: 16.
+  virtual int64_t window_chunks() const { return 16; }
+
+  // True: ReadInto (with a Batch of its own for each caller) and ReadInOrder may be called, and
+  // several readers used, by several threads at once. Otherwise one thread at a time, and a
+  // Loader's counts as one from its first batch until it is destroyed. Default: true.
   virtual bool thread_safe() const { return true; }
 };
 

@@ -37,12 +37,10 @@ void CheckOptions(const Sampler& sampler, const LoaderOptions& options) {
 // of a prebuilt Abseil.
 class Loader::Pass {
  public:
-  Pass(Loader& loader, Position start)
-      : dataset_(*loader.dataset_),
-        options_(loader.options_),
-        start_(start),
-        rows_(loader.sampler_->Rows(start)),
-        batches_(CountBatches(rows_.size(), options_)) {
+  Pass(Loader& loader, Position start) : options_(loader.options_), start_(std::move(start)) {
+    std::unique_ptr<RowOrder> order = loader.sampler_->Order(start_);
+    batches_ = CountBatches(order->left(), options_);
+    reader_ = loader.dataset_->ReadInOrder(std::move(order));
     for (Batch& buffer : loader.buffers_) free_.push_back(&buffer);
     if (options_.prefetch_batches > 0 && batches_ > 0) thread_ = std::thread([this] { Run(); });
   }
@@ -99,12 +97,9 @@ class Loader::Pass {
   }
 
   absl::StatusOr<Batch*> Read(int64_t index, Batch* buffer) {
-    const int64_t first = index * options_.batch_size;
-    const absl::Span<const int64_t> upcoming = absl::MakeConstSpan(rows_).subspan(first);
     absl::Status status;
     try {
-      dataset_.Prefetch(upcoming);
-      status = dataset_.ReadInto(upcoming.subspan(0, options_.batch_size), *buffer);
+      status = reader_->ReadInto(options_.batch_size, *buffer);
     } catch (const std::exception& error) {
       status = absl::InternalError(error.what());
     }
@@ -114,11 +109,10 @@ class Loader::Pass {
                                      start_.rows, " of its order: ", status.message()));
   }
 
-  Dataset& dataset_;
   const LoaderOptions& options_;
   const Position start_;
-  const std::vector<int64_t> rows_;
-  const int64_t batches_;
+  int64_t batches_ = 0;
+  std::unique_ptr<OrderedReader> reader_;
 
   // Of the thread that calls Next.
   int64_t taken_ = 0;
@@ -155,7 +149,7 @@ absl::StatusOr<const Batch*> Loader::Next() {
   }
   stats_.batches += 1;
   stats_.rows += (*batch)->rows();
-  position_.rows += (*batch)->rows() * sampler_->world();
+  position_.Advance(sampler_->world(), (*batch)->rows() * sampler_->world());
   return batch;
 }
 
@@ -165,8 +159,9 @@ absl::Status Loader::Seek(Position position) {
                                                    ", row ", position.rows,
                                                    ": neither may be negative"));
   }
+  if (absl::Status status = sampler_->Check(position); !status.ok()) return status;
   pass_ = nullptr;
-  position_ = position;
+  position_ = std::move(position);
   return absl::OkStatus();
 }
 

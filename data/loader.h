@@ -40,9 +40,9 @@ struct LoaderStats {
 //
 // A loop starts at position() and ends with the epoch; after it, position() is the start of the
 // next epoch. Left with break, it goes on after the last batch handed out. To resume, save
-// position() beside the weights and Seek() there, on as many ranks as you like: the remaining rows
-// are the same. All ranks get equally many batches of equal size, as all samplers give equally
-// many rows.
+// ToString(position()) beside the weights and Seek() there, on as many ranks as you like: the
+// remaining rows are the same. All ranks get equally many batches of equal size, as all samplers
+// give equally many rows.
 //
 // A batch is valid until the next one is asked for, except for tensors that you still hold then:
 // those keep their values (see batch.h). One thread at a time uses a Loader. A dataset that is not
@@ -67,9 +67,10 @@ class Loader {
   absl::StatusOr<const Batch*> Next();
 
   // Where the next batch handed out begins. Rows that are merely read ahead do not count.
-  Position position() const { return position_; }
+  const Position& position() const { return position_; }
 
-  // Goes on from `position` and forgets what was read ahead. INVALID_ARGUMENT for negative values.
+  // Goes on from `position` and forgets what was read ahead. INVALID_ARGUMENT for negative values,
+  // and for what the sampler cannot go on from.
   [[nodiscard]] absl::Status Seek(Position position);
 
   // Goes to the start of an epoch, 0 or more.

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <random>
+#include <utility>
+
+#include "absl/types/span.h"
 
 namespace lockstep::data {
 
@@ -25,6 +28,13 @@ inline uint64_t Bounded(std::mt19937_64& generator, uint64_t bound) {
     while (static_cast<uint64_t>(product) < threshold) product = Wide{generator()} * bound;
   }
   return static_cast<uint64_t>(product >> 64);
+}
+
+// Fisher and Yates's shuffle: all orders are equally likely.
+inline void Shuffle(absl::Span<int64_t> values, std::mt19937_64& generator) {
+  for (int64_t last = static_cast<int64_t>(values.size()) - 1; last > 0; --last) {
+    std::swap(values[last], values[Bounded(generator, last + 1)]);
+  }
 }
 
 }  // namespace lockstep::data

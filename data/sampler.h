@@ -1,17 +1,43 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lockstep/data/row_order.h"
 
 namespace lockstep::data {
 
+// `rows` rows, handed out by `world` ranks together, equally many by each.
+struct Stretch {
+  int world = 1;
+  int64_t rows = 0;
+  friend bool operator==(const Stretch&, const Stretch&) = default;
+};
+
 // A point in training: `rows` rows of the order of epoch `epoch` have been handed out, counted
-// over all ranks together. The same point means the same rows done at any world size.
+// over all ranks together.
 struct Position {
   int64_t epoch = 0;
   int64_t rows = 0;
+  // How many ranks handed them out, where a sampler must know: one stretch, or several where the
+  // epoch was resumed at another world size. Their rows add up to `rows`. A Loader fills it in, if
+  // it did not start from a position without it.
+  std::vector<Stretch> stretches = {};
+
+  // `more` rows of all ranks together have been handed out by `world` ranks.
+  void Advance(int world, int64_t more);
   friend bool operator==(const Position&, const Position&) = default;
 };
+
+// A position as one word to keep beside the weights, and back: "3:1000/4+600/3" is 1000 rows of
+// epoch 3 by 4 ranks and then 600 by 3 ranks. INVALID_ARGUMENT for any other text.
+std::string ToString(const Position& position);
+absl::StatusOr<Position> ParsePosition(std::string_view text);
 
 // Says which rows of a dataset this rank reads in an epoch, and in which order.
 //
@@ -28,9 +54,15 @@ class Sampler {
   // Number of ranks that share an epoch.
   virtual int world() const = 0;
 
-  // This rank's rows from `from` to the end of that epoch: `Rows({.epoch = 3})` is all of epoch 3.
-  // Empty when nothing is left; equally many on all ranks. Thread-safe.
-  virtual std::vector<int64_t> Rows(Position from) const = 0;
+  // This rank's rows from `from` to the end of that epoch: `Order({.epoch = 3})` is all of epoch
+  // 3. Nothing when nothing is left; equally many on all ranks. Thread-safe.
+  virtual std::unique_ptr<RowOrder> Order(Position from) const = 0;
+
+  // The same, all at once.
+  std::vector<int64_t> Rows(Position from) const;
+
+  // INVALID_ARGUMENT where Order cannot go on from `from`. Default: it can, from anywhere.
+  virtual absl::Status Check(const Position& /*from*/) const { return absl::OkStatus(); }
 };
 
 // Rows 0, 1, ..., size - 1, all on this rank: for evaluation and one process.
@@ -41,7 +73,7 @@ class SequentialSampler : public Sampler {
 
   int64_t size() const override { return size_; }
   int world() const override { return 1; }
-  std::vector<int64_t> Rows(Position from) const override;
+  std::unique_ptr<RowOrder> Order(Position from) const override;
 
  private:
   const int64_t size_;
@@ -76,7 +108,7 @@ class DistributedSampler : public Sampler {
 
   int64_t size() const override;
   int world() const override { return options_.world; }
-  std::vector<int64_t> Rows(Position from) const override;
+  std::unique_ptr<RowOrder> Order(Position from) const override;
 
  private:
   const DistributedSamplerOptions options_;

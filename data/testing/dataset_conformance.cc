@@ -139,18 +139,47 @@ TEST_P(DatasetConformanceTest, LeavesTensorsAloneThatAreHeld) {
   }
 }
 
-TEST_P(DatasetConformanceTest, HintsDoNotChangeWhatIsRead) {
+TEST_P(DatasetConformanceTest, ReadsAlongAnOrder) {
   Batch whole, batch;
   ASSERT_EQ(dataset_->ReadInto(AllRows(*dataset_), whole), absl::OkStatus());
-  dataset_->Prefetch({});
-  for (int count : {1, 3, 257}) {
-    const std::vector<int64_t> hinted = SomeRows(*dataset_, count, /*seed=*/1);
-    const std::vector<int64_t> others = SomeRows(*dataset_, count, /*seed=*/2);
-    dataset_->Prefetch(hinted);
-    for (const std::vector<int64_t>& rows : {others, hinted}) {
-      ASSERT_EQ(dataset_->ReadInto(rows, batch), absl::OkStatus());
-      ExpectRows(batch, whole, rows);
+  std::vector<int64_t> backwards = AllRows(*dataset_);
+  std::reverse(backwards.begin(), backwards.end());
+  for (const std::vector<int64_t>& rows :
+       {AllRows(*dataset_), backwards, SomeRows(*dataset_, /*count=*/1000, /*seed=*/1),
+        std::vector<int64_t>{}}) {
+    for (int64_t batch_size : {1, 3, 64, 4097}) {
+      auto reader = dataset_->ReadInOrder(ListedOrder(rows));
+      for (size_t first = 0; first < rows.size(); first += batch_size) {
+        ASSERT_EQ(reader->ReadInto(batch_size, batch), absl::OkStatus());
+        const size_t last = std::min(first + batch_size, rows.size());
+        ExpectRows(batch, whole, {rows.begin() + first, rows.begin() + last});
+      }
+      ASSERT_EQ(reader->ReadInto(batch_size, batch), absl::OkStatus());
+      ExpectRows(batch, whole, {});
     }
+  }
+}
+
+TEST_P(DatasetConformanceTest, AReaderCanBeLeftAnywhere) {
+  Batch whole, batch;
+  ASSERT_EQ(dataset_->ReadInto(AllRows(*dataset_), whole), absl::OkStatus());
+  for (int count : {0, 1, 3, 257}) {
+    const std::vector<int64_t> rows = SomeRows(*dataset_, /*count=*/1000, /*seed=*/count);
+    auto reader = dataset_->ReadInOrder(ListedOrder(rows));
+    if (count == 0) continue;
+    ASSERT_EQ(reader->ReadInto(count, batch), absl::OkStatus());
+    ExpectRows(batch, whole, {rows.begin(), rows.begin() + count});
+  }
+}
+
+TEST_P(DatasetConformanceTest, AReaderRefusesRowsThatAreNotThere) {
+  for (int64_t row : {int64_t{-1}, dataset_->size(), int64_t{1} << 62}) {
+    Batch batch;
+    auto reader = dataset_->ReadInOrder(ListedOrder({0, row, 0}));
+    ASSERT_EQ(reader->ReadInto(1, batch), absl::OkStatus()) << "the rows before it are good";
+    const absl::Status status = reader->ReadInto(1, batch);
+    EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << row;
+    EXPECT_THAT(std::string{status.message()}, HasSubstr("row " + std::to_string(row)));
   }
 }
 
@@ -165,8 +194,10 @@ TEST_P(DatasetConformanceTest, ServesSeveralThreadsAtOnceIfItSaysSo) {
       for (int round = 0; round < 8; ++round) {
         const auto rows =
             SomeRows(*dataset_, /*count=*/1 + 5 * round, /*seed=*/100 * thread + round);
-        dataset_->Prefetch(rows);
         ASSERT_EQ(dataset_->ReadInto(rows, batch), absl::OkStatus());
+        ExpectRows(batch, whole, rows);
+        auto reader = dataset_->ReadInOrder(ListedOrder(rows));
+        ASSERT_EQ(reader->ReadInto(rows.size(), batch), absl::OkStatus());
         ExpectRows(batch, whole, rows);
       }
     });
