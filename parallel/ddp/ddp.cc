@@ -21,28 +21,41 @@ std::vector<std::string> Describe(const DdpOptions& options) {
           absl::StrCat("comm_hook=", options.comm_hook ? options.comm_hook->name() : "none")};
 }
 
-void CheckIgnored(const torch::nn::Module& model, const std::vector<std::string>& ignored) {
+// All names of the tensors that have one in `ignored`.
+std::vector<std::string> ExpandIgnored(const torch::nn::Module& model,
+                                       const std::vector<std::string>& ignored) {
+  const auto parameters = model.named_parameters();
+  const auto buffers = model.named_buffers();
+  std::unordered_set<const void*> tensors;
   for (const std::string& name : ignored) {
-    if (model.named_parameters().contains(name) || model.named_buffers().contains(name)) continue;
-    throw StatusError(absl::InvalidArgumentError(
-        absl::StrCat("DdpOptions::ignored: the model has no parameter or buffer \"", name, "\"")));
+    const at::Tensor* tensor = parameters.find(name);
+    if (tensor == nullptr) tensor = buffers.find(name);
+    if (tensor == nullptr) {
+      throw StatusError(absl::InvalidArgumentError(absl::StrCat(
+          "DdpOptions::ignored: the model has no parameter or buffer \"", name, "\"")));
+    }
+    tensors.insert(tensor->unsafeGetTensorImpl());
   }
+  std::vector<std::string> names;
+  for (const auto* all : {&parameters, &buffers}) {
+    for (const auto& each : *all) {
+      if (tensors.count(each.value().unsafeGetTensorImpl()) > 0) names.push_back(each.key());
+    }
+  }
+  return names;
 }
 
-// The model's parameters with requires_grad or without, a shared one once; `ignored` apart.
+// The model's parameters with requires_grad or without, a shared one once.
 std::vector<NamedTensor> Parameters(const torch::nn::Module& model,
                                     const std::vector<std::string>& ignored, bool requires_grad) {
   std::unordered_set<const void*> seen;
-  for (const std::string& name : ignored) {
-    if (const at::Tensor* tensor = model.named_parameters().find(name)) {
-      seen.insert(tensor->unsafeGetTensorImpl());
-    }
-  }
   std::vector<NamedTensor> parameters;
   for (const auto& each : model.named_parameters()) {
-    if (each.value().requires_grad() != requires_grad) continue;
-    if (!seen.insert(each.value().unsafeGetTensorImpl()).second) continue;
-    parameters.push_back({each.key(), each.value()});
+    if (each.value().requires_grad() == requires_grad &&
+        !absl::c_linear_search(ignored, each.key()) &&
+        seen.insert(each.value().unsafeGetTensorImpl()).second) {
+      parameters.push_back({each.key(), each.value()});
+    }
   }
   return parameters;
 }
@@ -59,8 +72,7 @@ std::vector<at::Tensor> Buffers(const torch::nn::Module& model,
 }  // namespace
 
 Ddp::Ddp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, DdpOptions options)
-    : Strategy(std::move(model)), ignored_(options.ignored) {
-  CheckIgnored(this->model(), ignored_);
+    : Strategy(std::move(model)), ignored_(ExpandIgnored(this->model(), options.ignored)) {
   std::vector<NamedTensor> trainable = Parameters(this->model(), ignored_, /*requires_grad=*/true);
   if (trainable.empty()) {
     throw StatusError(absl::InvalidArgumentError(
