@@ -94,7 +94,7 @@ double Quantile(std::vector<absl::Duration> values, double share) {
 }
 
 struct Step {
-  absl::Duration total;
+  absl::Duration total, forward, optimizer;
   parallel::StepStatistics statistics;
 };
 
@@ -137,10 +137,16 @@ absl::Status Train(comm::Communicator& world) {
     optimizer->zero_grad();
     const at::Tensor loss =
         torch::nn::functional::cross_entropy(model.forward(batch["images"]), batch["labels"]);
+    const absl::Duration forward_end = trace::SteadyNow();
     loss.backward();
     strategy->FinishBackward();
+    const absl::Duration backward_end = trace::SteadyNow();
     optimizer->step();
-    if (step >= warmup) measured.push_back({trace::SteadyNow() - begin, strategy->last_step()});
+    const absl::Duration end = trace::SteadyNow();
+    if (step >= warmup) {
+      measured.push_back(
+          {end - begin, forward_end - begin, end - backward_end, strategy->last_step()});
+    }
 
     losses.push_back(loss.item<double>());
     if (step == 0) first_step_s = absl::ToDoubleSeconds(absl::Now() - start);
@@ -166,7 +172,10 @@ absl::Status Train(comm::Communicator& world) {
       {"step_ms", quantile(0.5, total)},
       {"step_ms_p10", quantile(0.1, total)},
       {"step_ms_p90", quantile(0.9, total)},
-      {"backward_ms", quantile(0.5, [](const Step& s) { return s.statistics.backward; })},
+      {"forward_ms", quantile(0.5, [](const Step& s) { return s.forward; })},
+      {"optimizer_ms", quantile(0.5, [](const Step& s) { return s.optimizer; })},
+      {"backward_ms",
+       quantile(0.5, [](const Step& s) { return s.total - s.forward - s.optimizer; })},
       {"communication_ms", quantile(0.5, [](const Step& s) { return s.statistics.communication; })},
       {"exposed_ms", quantile(0.5, [](const Step& s) { return s.statistics.exposed; })},
       {"collectives", measured.back().statistics.collectives},
