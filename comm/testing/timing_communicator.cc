@@ -1,7 +1,7 @@
 #include "lockstep/comm/testing/timing_communicator.h"
 
+#include <functional>
 #include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,12 +20,10 @@ class TimingCommunicator::DeferredState : public WorkState {
   const std::shared_ptr<Queue> queue_;
 };
 
-// What is held back, and the communicator that it is for.
+// What is held back. Outlives the communicator, which starts all of it when it goes.
 class TimingCommunicator::Queue {
  public:
-  explicit Queue(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-
-  Communicator& inner() { return *inner_; }
+  explicit Queue(std::function<Work(Operation)> issue) : issue_(std::move(issue)) {}
 
   void Add(Operation operation, std::shared_ptr<DeferredState> state) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -35,7 +33,7 @@ class TimingCommunicator::Queue {
   void Start() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [operation, state] : held_) {
-      state->started = inner_->Issue(std::move(operation));
+      state->started = issue_(std::move(operation));
       state->started->state()->OnDone(
           [state = state](const absl::Status& status) { state->Finish(status); });
     }
@@ -43,7 +41,7 @@ class TimingCommunicator::Queue {
   }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
+  const std::function<Work(Operation)> issue_;
   std::mutex mutex_;
   std::vector<std::pair<Operation, std::shared_ptr<DeferredState>>> held_;
 };
@@ -56,33 +54,25 @@ absl::Status TimingCommunicator::DeferredState::Wait() {
 
 TimingCommunicator::TimingCommunicator(std::unique_ptr<Communicator> inner,
                                        std::shared_ptr<std::atomic<Timing>> timing)
-    : Communicator(inner->rank(), inner->size(), inner->device(), inner->name(),
-                   inner->flight_recorder()),
-      queue_(std::make_shared<Queue>(std::move(inner))),
+    : Decorator(std::move(inner)),
+      queue_(std::make_shared<Queue>(
+          [this](Operation operation) { return Decorator::Issue(std::move(operation)); })),
       timing_(std::move(timing)) {}
 
-TimingCommunicator::~TimingCommunicator() = default;
-
-at::Tensor TimingCommunicator::Empty(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return queue_->inner().Empty(sizes, dtype);
-}
+TimingCommunicator::~TimingCommunicator() { queue_->Start(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> TimingCommunicator::Split(std::optional<int> color,
                                                                         int key) {
   queue_->Start();
-  absl::StatusOr<std::unique_ptr<Communicator>> part = queue_->inner().Split(color, key);
+  absl::StatusOr<std::unique_ptr<Communicator>> part = Decorator::Split(color, key);
   if (!part.ok() || *part == nullptr) return part;
   return std::make_unique<TimingCommunicator>(*std::move(part), timing_);
 }
 
 void TimingCommunicator::StartAfter(const Work& work) {
   queue_->Start();
-  queue_->inner().StartAfter(work);
+  Decorator::StartAfter(work);
 }
-
-void TimingCommunicator::Abort(absl::Status reason) { queue_->inner().Abort(std::move(reason)); }
-
-Store& TimingCommunicator::store() { return queue_->inner().store(); }
 
 Work TimingCommunicator::Issue(Operation operation) {
   switch (timing_->load()) {
@@ -97,7 +87,7 @@ Work TimingCommunicator::Issue(Operation operation) {
       break;
   }
   queue_->Start();
-  return queue_->inner().Issue(std::move(operation));
+  return Decorator::Issue(std::move(operation));
 }
 
 }  // namespace lockstep::comm::testing

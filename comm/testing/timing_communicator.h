@@ -2,8 +2,9 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
-#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/decorator.h"
 
 namespace lockstep::comm::testing {
 
@@ -25,17 +26,14 @@ enum class Timing {
 //   parallel::Ddp ddp(model, comm);                  // works on a Split of it
 //   ...                                              // warm-up
 //   *timing = Timing::kNothing;                      // on all ranks, with nothing under way
-class TimingCommunicator : public Communicator {
+class TimingCommunicator : public Decorator {
  public:
   TimingCommunicator(std::unique_ptr<Communicator> inner,
                      std::shared_ptr<std::atomic<Timing>> timing);
   ~TimingCommunicator() override;
 
-  at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override;
   void StartAfter(const Work& work) override;
-  void Abort(absl::Status reason) override;
-  Store& store() override;
   Work Issue(Operation operation) override;
 
  private:

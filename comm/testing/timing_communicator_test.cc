@@ -62,5 +62,21 @@ TEST(TimingCommunicatorTest, HoldsBackUntilSomebodyWaits) {
   });
 }
 
+TEST(TimingCommunicatorTest, AWorkOutlivesItsCommunicator) {
+  RunRanks(2, [](Communicator& world) {
+    at::Tensor x = at::full({3}, 1.0f);
+    std::optional<Work> work;
+    {
+      TimingCommunicator comm(ValueOrThrow(world.Split(0, world.rank())),
+                              std::make_shared<std::atomic<Timing>>(Timing::kDeferred));
+      work = comm.AllReduce(x, ReduceOp::kSum);
+      ThrowIfError(world.Barrier().Wait());
+    }
+    // It was started; whether it can end without its communicator is the backend's affair.
+    (void)work->Wait();
+    EXPECT_TRUE(work->IsDone());
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::comm::testing
