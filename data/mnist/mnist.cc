@@ -1,5 +1,6 @@
 #include "lockstep/data/mnist/mnist.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <string>
@@ -26,29 +27,47 @@ constexpr std::array<float, 256> kBrightness = [] {
 
 class Mnist : public Dataset {
  public:
-  Mnist(std::string name, std::string images, std::string labels)
-      : name_(std::move(name)), images_(std::move(images)), labels_(std::move(labels)) {}
+  Mnist(std::string name, std::string images, std::string labels, bool as_bytes)
+      : name_(std::move(name)),
+        images_(std::move(images)),
+        labels_(std::move(labels)),
+        as_bytes_(as_bytes) {}
 
   int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
 
   absl::Status ReadInto(absl::Span<const int64_t> rows, Batch& batch) override {
     if (absl::Status status = CheckRows(rows, size(), name_); !status.ok()) return status;
     const auto count = static_cast<int64_t>(rows.size());
-    float* pixel =
-        batch.Reserve("images", {count, 1, kSide, kSide}, at::kFloat).mutable_data_ptr<float>();
-    int64_t* label = batch.Reserve("labels", {count}, at::kLong).mutable_data_ptr<int64_t>();
-    for (int64_t row : rows) {
-      const char* image = images_.data() + row * kPixels;
-      for (int64_t i = 0; i < kPixels; ++i) *pixel++ = kBrightness[static_cast<uint8_t>(image[i])];
-      *label++ = labels_[row];
+    if (as_bytes_) {
+      CopyImages(rows, batch.Reserve("images", {count, kSide, kSide}, at::kByte));
+    } else {
+      ConvertImages(rows, batch.Reserve("images", {count, 1, kSide, kSide}, at::kFloat));
     }
+    int64_t* label = batch.Reserve("labels", {count}, at::kLong).mutable_data_ptr<int64_t>();
+    for (int64_t row : rows) *label++ = labels_[row];
     return absl::OkStatus();
   }
 
  private:
+  void CopyImages(absl::Span<const int64_t> rows, const at::Tensor& images) const {
+    uint8_t* pixel = images.mutable_data_ptr<uint8_t>();
+    for (int64_t row : rows) {
+      pixel = std::copy_n(images_.begin() + row * kPixels, kPixels, pixel);
+    }
+  }
+
+  void ConvertImages(absl::Span<const int64_t> rows, const at::Tensor& images) const {
+    float* pixel = images.mutable_data_ptr<float>();
+    for (int64_t row : rows) {
+      const char* image = images_.data() + row * kPixels;
+      for (int64_t i = 0; i < kPixels; ++i) *pixel++ = kBrightness[static_cast<uint8_t>(image[i])];
+    }
+  }
+
   const std::string name_;
   const std::string images_;
   const std::string labels_;
+  const bool as_bytes_;
 };
 
 absl::StatusOr<std::string> FindFile(const Options& options, const std::string& stem,
@@ -110,7 +129,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> Open(const Options& options) {
   absl::Status status = Check(*images_path, *images, *labels_path, *labels);
   if (!status.ok()) return status;
   return std::make_unique<Mnist>(absl::StrCat("mnist ", split), std::move(images->values),
-                                 std::move(labels->values));
+                                 std::move(labels->values), options.as_bytes);
 }
 
 }  // namespace lockstep::data::mnist

@@ -19,6 +19,7 @@ enum class Split {
 struct Options {
   std::string directory = kDefaultDirectory;  // Holds the IDX files. Default: kDefaultDirectory.
   Split split = Split::kTrain;                // Default: kTrain.
+  bool as_bytes = false;  // Images as the files hold them: (rows, 28, 28) uint8. Default: false.
 };
 
 // MNIST or Fashion-MNIST, in memory (one byte a pixel: 47 MB for the training images).

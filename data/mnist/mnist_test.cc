@@ -83,17 +83,26 @@ DatasetCase Case(std::string name, const Files& files, Split split = Split::kTra
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Mnist, DatasetConformanceTest,
-                         testing::Values(Case("Plain", {{"train-images-idx3-ubyte", Images(23)},
-                                                        {"train-labels-idx1-ubyte", Labels(23)}}),
-                                         Case("Gzip",
-                                              {{"train-images-idx3-ubyte.gz", Gzip(Images(257))},
-                                               {"train-labels-idx1-ubyte.gz", Gzip(Labels(257))}}),
-                                         Case("DottedNamesAndMixed",
-                                              {{"t10k-images.idx3-ubyte", Images(1)},
-                                               {"t10k-labels.idx1-ubyte.gz", Gzip(Labels(1))}},
-                                              Split::kTest)),
-                         testing::PrintToStringParamName());
+std::string BytesFolder() {
+  return Folder({{"train-images-idx3-ubyte", Images(7)}, {"train-labels-idx1-ubyte", Labels(7)}});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Mnist, DatasetConformanceTest,
+    testing::Values(Case("Plain", {{"train-images-idx3-ubyte", Images(23)},
+                                   {"train-labels-idx1-ubyte", Labels(23)}}),
+                    Case("Gzip", {{"train-images-idx3-ubyte.gz", Gzip(Images(257))},
+                                  {"train-labels-idx1-ubyte.gz", Gzip(Labels(257))}}),
+                    Case("DottedNamesAndMixed",
+                         {{"t10k-images.idx3-ubyte", Images(1)},
+                          {"t10k-labels.idx1-ubyte.gz", Gzip(Labels(1))}},
+                         Split::kTest),
+                    DatasetCase{"AsBytes",
+                                [] {
+                                  return ValueOrThrow(
+                                      Open({.directory = BytesFolder(), .as_bytes = true}));
+                                }}),
+    testing::PrintToStringParamName());
 
 TEST(Mnist, ServesBytesAsBrightnessFromZeroToOne) {
   auto dataset = ValueOrThrow(Open({.directory = Folder({
@@ -119,6 +128,19 @@ TEST(Mnist, ServesBytesAsBrightnessFromZeroToOne) {
   EXPECT_EQ(dataset->ReadInto({12}, batch),
             absl::OutOfRangeError("mnist train: row 12 was asked for, but there are rows 0 to 11 "
                                   "only. Was the sampler made for another dataset?"));
+}
+
+TEST(Mnist, ServesBytesAsTheyAreWhenAsked) {
+  auto dataset = ValueOrThrow(Open({.directory = BytesFolder(), .as_bytes = true}));
+  Batch batch;
+  ASSERT_EQ(dataset->ReadInto({6, 0}, batch), absl::OkStatus());
+  EXPECT_EQ(batch["images"].sizes(), at::IntArrayRef({2, 28, 28}));
+  EXPECT_EQ(batch["images"].scalar_type(), at::kByte);
+  const uint8_t* pixels = batch["images"].const_data_ptr<uint8_t>();
+  for (int i = 0; i < 784; ++i) {
+    EXPECT_EQ(pixels[i], (31 * 6 + i) % 256);
+    EXPECT_EQ(pixels[784 + i], i % 256);
+  }
 }
 
 // The error for a folder with these two files; FOLDER stands for its path.
