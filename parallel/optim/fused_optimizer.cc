@@ -193,10 +193,16 @@ absl::Status FusedOptimizer::LoadStateDict(const std::vector<State>& state) {
                                                    what(*given.begin()->second),
                                                    ", which this optimizer does not keep"));
   }
-  at::NoGradGuard no_grad;
-  for (State& mine : StateDict()) mine.value.copy_(given[{mine.parameter, mine.key}]->value);
-  for (Slot& slot : slots_) slot.started = slot.step.item<float>() > 0;
+  UpdateState([&](const State& mine) {
+    mine.value.copy_(given[{mine.parameter, mine.key}]->value);
+  });
   return absl::OkStatus();
+}
+
+void FusedOptimizer::UpdateState(const std::function<void(const State&)>& update) {
+  at::NoGradGuard no_grad;
+  for (const State& state : StateDict()) update(state);
+  for (Slot& slot : slots_) slot.started = slot.step.item<float>() > 0;
 }
 
 void FusedOptimizer::save(torch::serialize::OutputArchive&) const {

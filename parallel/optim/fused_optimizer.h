@@ -62,7 +62,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
   // step, for which a GPU is waited for.
   void SetGradientScale(at::Tensor scale, at::Tensor found_inf);
 
-  // A piece of state: `value` is the optimizer's own tensor and may be overwritten in place.
+  // A piece of state. `value` is the optimizer's own tensor.
   struct State {
     std::string parameter;
     std::string key;
@@ -77,6 +77,10 @@ class FusedOptimizer : public torch::optim::Optimizer {
   // InvalidArgument names the first entry that is unknown, missing, given twice, undefined or of
   // another shape or dtype, and nothing was changed.
   absl::Status LoadStateDict(const std::vector<State>& state);
+
+  // Calls `update` with all that StateDict() returns, for code that reads state piece by piece: it
+  // may overwrite the values in place, which must not be done anywhere else.
+  void UpdateState(const std::function<void(const State&)>& update);
 
   // Parameters join by the constructor, with their names.
   void add_param_group(const torch::optim::OptimizerParamGroup&) = delete;

@@ -296,8 +296,9 @@ TEST(OptimizerStateTest, HasPythonsKeys) {
   EXPECT_EQ(sgd.StateDict()[2].value.item<float>(), 1);
 }
 
+// Whole or piece by piece.
 template <typename Optimizer, typename Options>
-void ExpectResumes(const Options& options) {
+void ExpectResumes(const Options& options, bool whole_state) {
   const std::vector<NamedTensor> whole = MakeParameters(at::kDouble);
   Optimizer of_whole(whole, options);
   std::vector<NamedTensor> resumed;
@@ -314,7 +315,13 @@ void ExpectResumes(const Options& options) {
     resumed.push_back({each.name, each.tensor.detach().clone().requires_grad_()});
   }
   Optimizer of_resumed(resumed, options);
-  EXPECT_EQ(of_resumed.LoadStateDict(saved), absl::OkStatus());
+  if (whole_state) {
+    EXPECT_EQ(of_resumed.LoadStateDict(saved), absl::OkStatus());
+  } else {
+    of_resumed.UpdateState([&, next = saved.rbegin()](const auto& each) mutable {
+      each.value.copy_((next++)->value);
+    });
+  }
   for (int step = 4; step < 12; ++step) {
     SetGradients(whole, step);
     SetGradients(resumed, step);
@@ -327,8 +334,11 @@ void ExpectResumes(const Options& options) {
 }
 
 TEST(OptimizerStateTest, ResumesToTheBit) {
-  ExpectResumes<FusedAdamW>(FusedAdamWOptions{.lr = 0.01, .amsgrad = true});
-  ExpectResumes<FusedSgd>(FusedSgdOptions{.lr = 0.01, .momentum = 0.9, .dampening = 0.3});
+  for (bool whole_state : {true, false}) {
+    ExpectResumes<FusedAdamW>(FusedAdamWOptions{.lr = 0.01, .amsgrad = true}, whole_state);
+    ExpectResumes<FusedSgd>(FusedSgdOptions{.lr = 0.01, .momentum = 0.9, .dampening = 0.3},
+                            whole_state);
+  }
 }
 
 TEST(OptimizerStateTest, RefusesWhatIsNotItsState) {
