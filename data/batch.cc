@@ -39,7 +39,7 @@ const at::Tensor& Batch::Reserve(std::string_view name, at::IntArrayRef sizes,
   if (field == fields_.end()) field = fields_.emplace(fields_.end(), name, at::Tensor());
   at::Tensor& tensor = field->second;
   if (!tensor.defined() || tensor.scalar_type() != dtype || HeldElsewhere(tensor)) {
-    tensor = at::empty(sizes, dtype);
+    tensor = at::empty(sizes, at::TensorOptions(dtype).pinned_memory(pinned_));
   } else if (tensor.sizes() != sizes) {
     tensor.resize_(sizes);
   }

@@ -23,6 +23,8 @@ namespace lockstep::data {
 class Batch {
  public:
   Batch() = default;
+  // `pinned`: in page-locked memory, from which a GPU copies while it computes. Needs a GPU.
+  explicit Batch(bool pinned) : pinned_(pinned) {}
   Batch(Batch&&) = default;
   Batch& operator=(Batch&&) = default;
   Batch(const Batch&) = delete;
@@ -45,6 +47,7 @@ class Batch {
 
  private:
   std::vector<std::pair<std::string, at::Tensor>> fields_;
+  bool pinned_ = false;
 };
 
 }  // namespace lockstep::data

@@ -1,5 +1,7 @@
 #include "lockstep/data/loader.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -23,6 +25,8 @@ void CheckOptions(const Sampler& sampler, const LoaderOptions& options) {
   } else if (options.prefetch_batches < 0) {
     wrong = absl::StrCat("prefetch_batches is ", options.prefetch_batches,
                          ", but must be 0 (read when asked) or more");
+  } else if (options.pin_memory && !at::globalContext().hasCUDA()) {
+    wrong = "pin_memory is for copies to a GPU, and LibTorch finds none here";
   } else if (options.drop_last && sampler.size() < options.batch_size) {
     wrong =
         absl::StrCat("drop_last leaves no batch of ", options.batch_size, " rows: this rank has ",
@@ -132,7 +136,7 @@ Loader::Loader(std::shared_ptr<Dataset> dataset, std::shared_ptr<const Sampler> 
                LoaderOptions options)
     : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options) {
   CheckOptions(*sampler_, options_);
-  buffers_.resize(options_.prefetch_batches + 1);
+  for (int i = 0; i <= options_.prefetch_batches; ++i) buffers_.emplace_back(options_.pin_memory);
 }
 
 Loader::~Loader() = default;

@@ -21,6 +21,9 @@ struct LoaderOptions {
   bool drop_last = false;    // Leave out an epoch's last batch where it is smaller. Default: false.
   int prefetch_batches = 2;  // Batches read ahead by a thread of the loader; this many and one more
                              // are in memory. 0: no thread, read when asked. Default: 2.
+  bool pin_memory = false;   // Batches in page-locked memory, which batch["x"].to(device,
+                             // /*non_blocking=*/true) copies while the GPU computes. Needs a GPU.
+                             // Default: false.
 };
 
 struct LoaderStats {
@@ -50,7 +53,7 @@ struct LoaderStats {
 class Loader {
  public:
   // Throws StatusError (INVALID_ARGUMENT) for a batch size below 1, a negative prefetch_batches,
-  // and drop_last where an epoch has less than one batch.
+  // pin_memory without a GPU, and drop_last where an epoch has less than one batch.
   Loader(std::shared_ptr<Dataset> dataset, std::shared_ptr<const Sampler> sampler,
          LoaderOptions options);
   // The same with a sampler of the loader's own.

@@ -1,5 +1,7 @@
 #include "lockstep/data/loader.h"
 
+#include <ATen/Context.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -318,6 +320,11 @@ TEST(Loader, Refusals) {
   EXPECT_EQ(error({.prefetch_batches = -1}),
             absl::InvalidArgumentError(
                 "loader: prefetch_batches is -1, but must be 0 (read when asked) or more"));
+  if (!at::globalContext().hasCUDA()) {
+    EXPECT_EQ(error({.pin_memory = true}),
+              absl::InvalidArgumentError(
+                  "loader: pin_memory is for copies to a GPU, and LibTorch finds none here"));
+  }
   EXPECT_EQ(error({.batch_size = 8, .drop_last = true}),
             absl::InvalidArgumentError("loader: drop_last leaves no batch of 8 rows: this rank has "
                                        "7 in an epoch; use smaller batches or fewer ranks"));

@@ -13,6 +13,9 @@
 namespace lockstep::data::hdf5 {
 namespace {
 
+constexpr int64_t kWindowChunks = 64;
+constexpr int64_t kWindowBytes = 32 << 20;
+
 class Streamed : public Hdf5Dataset {
  public:
   explicit Streamed(std::unique_ptr<Shared> shared) : shared_(std::move(shared)) { FindChunks(); }
@@ -32,9 +35,12 @@ class Streamed : public Hdf5Dataset {
     return chunks;
   }
 
-  // One window is read while rows are taken from the one before.
+  // One window is read while rows are taken from the one before. Larger ones than that mix no
+  // better, but leave the processor's caches.
   int64_t window_chunks() const override {
-    return std::max<int64_t>(1, shared_->plan().slab_bytes / 2 / group_bytes_ - 1);
+    const int64_t enough = std::max(kWindowChunks, kWindowBytes / group_bytes_);
+    const int64_t fit = shared_->plan().slab_bytes / 2 / group_bytes_ - 1;
+    return std::max<int64_t>(1, std::min(enough, fit));
   }
 
   absl::Status ReadInto(absl::Span<const int64_t> rows, Batch& batch) override {

@@ -169,6 +169,7 @@ absl::StatusOr<Conversion> Conversion::Make(Element from, at::ScalarType to, dou
   const auto to_type = [&]<typename To>() {
     Visit(from, [&]<typename From>() {
       how.function_ = Convert<From, To>;
+      how.copies_ = std::is_same_v<From, To> && divide_by == 1;
       if constexpr (kFloating<To>) {
         if (classes) wrong = "labels in classes are integers, and dtype is not an integer type";
       } else if constexpr (kFloating<From>) {
@@ -233,6 +234,7 @@ absl::StatusOr<Conversion> Conversion::Make(Element from, at::ScalarType to, dou
       wrong = absl::StrCat("dtype ", NameOf(to), " is not one of those that can be read");
   }
   if (!wrong.empty()) return absl::InvalidArgumentError(wrong);
+  how.copies_ = how.copies_ && !how.checked_;
   return how;
 }
 

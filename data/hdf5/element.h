@@ -49,6 +49,9 @@ class Conversion {
     return function_(from, to, count, *this);
   }
 
+  // Whether rows are copied as they are.
+  bool copies() const { return copies_; }
+
   // The value at `from`, and what it should have been: "12, but must be from 0 to 9".
   std::string Complaint(const uint8_t* from) const;
 
@@ -64,6 +67,7 @@ class Conversion {
   int64_t low_ = 0;  // of integers: values outside [low, high] are refused
   int64_t high_ = 0;
   bool checked_ = false;  // whether there can be such values
+  bool copies_ = false;
 };
 
 }  // namespace lockstep::data::hdf5

@@ -62,8 +62,7 @@ TEST(Hdf5Errors, FilesThatAreNone) {
          "FILE: is no HDF5 file, or a damaged one (file signature not found)");
   const std::string empty = TemporaryPath("empty.h5");
   WriteFile(empty, "");
-  Expect(ErrorOf(empty), absl::StatusCode::kDataLoss, empty,
-         "FILE: is no HDF5 file, or a damaged one (file signature not found)");
+  Expect(ErrorOf(empty), absl::StatusCode::kDataLoss, empty, "FILE: is empty");
   EXPECT_EQ(Open({}).status(), absl::InvalidArgumentError("hdf5: no file is named"));
   EXPECT_EQ(Open({.files = {text}, .fields = {}}).status(),
             absl::InvalidArgumentError("hdf5: no field is named"));

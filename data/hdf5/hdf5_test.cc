@@ -84,6 +84,21 @@ INSTANTIATE_TEST_SUITE_P(
         Case("OneLargeChunk", {{.chunk = {23, 5}, .gzip = 4}}),
         Case("BigEndian", {{.type = H5T_IEEE_F64BE, .chunk = {7, 5}, .gzip = 4}}),
         Case("NeverWritten", {{.chunk = {7, 5}, .gzip = 4, .rows_written = 10}}),
+        Case("Locked", {{.chunk = {7, 5}}}, {.lock_files = true}),
+        Case("LockedGzip", {{.chunk = {7, 5}, .gzip = 4, .fletcher32 = true}},
+             {.lock_files = true}),
+        Case("LockedNeverWritten", {{.chunk = {7, 5}, .gzip = 4, .rows_written = 10}},
+             {.lock_files = true}),
+        Case("Direct", {{.sizes = {130, 2000}, .chunk = {20, 2000}}}),
+        Case("DirectContiguous", {{.sizes = {1500, 2000}}}),
+        Case("DirectNeverWritten",
+             {{.sizes = {130, 2000}, .chunk = {20, 2000}, .rows_written = 50}}, {}, true),
+        Case("DirectLittleMemory", {{.sizes = {130, 2000}, .chunk = {20, 2000}}},
+             {.memory_budget_bytes = 120'000}),
+        Case("DirectTwoColumns",
+             {{.sizes = {130, 2000}, .chunk = {20, 2000}},
+              {.name = "more", .type = H5T_STD_I64LE, .sizes = {130, 300}, .chunk = {16, 300}}},
+             {.memory_budget_bytes = 240'000}),
         Case("TwoColumns",
              {{.chunk = {7, 5}, .gzip = 4}, {.name = "labels", .sizes = {23}, .chunk = {5}}}),
         Case("TwoStreamedColumns",
@@ -243,6 +258,26 @@ TEST(Hdf5, Booleans) {
   }
 }
 
+TEST(Hdf5, NeighboursGoStraightToTheBatch) {
+  const std::string path = MakeFile("a.h5", {{.sizes = {1000, 2000}, .chunk = {100, 2000}}});
+  for (at::ScalarType dtype : {at::kByte, at::kDouble}) {
+    auto dataset =
+        ValueOrThrow(Open({.files = {path}, .fields = {{.dataset = "images", .dtype = dtype}}}));
+    auto reader = dataset->ReadInOrder(RangeOrder({0, 1000}));
+    Batch batch;
+    std::vector<double> values;
+    for (int64_t count : {1, 99, 101, 250, 1000}) {
+      ThrowIfError(reader->ReadInto(count, batch));
+      const std::vector<double> more = AsDoubles(batch["images"]);
+      values.insert(values.end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(values, Values(1000, 2000));
+    EXPECT_EQ(dataset->stats().chunks_read, 10);
+    EXPECT_EQ(dataset->stats().bytes_read, 1000 * 2000);
+    EXPECT_LT(dataset->stats().peak_memory_bytes, 2000 * 1000) << "no chunk is kept";
+  }
+}
+
 TEST(Hdf5, SeveralFilesAreOneDataset) {
   const std::vector<std::string> files = {
       MakeFile("a.h5", {{.sizes = {10, 5}, .chunk = {4, 5}}}),
@@ -257,7 +292,7 @@ TEST(Hdf5, SeveralFilesAreOneDataset) {
   EXPECT_THAT(dataset->chunks(), ElementsAre(RowRange{0, 4}, RowRange{4, 8}, RowRange{8, 10},
                                              RowRange{10, 13}, RowRange{13, 16}, RowRange{16, 17}));
   EXPECT_THAT(dataset->notes(),
-              ElementsAre(files[3] + ": 'images' is not chunked: HDF5 reads it, 1 rows at a time"));
+              ElementsAre(files[3] + ": 'images' is not chunked: it is read 1 rows at a time"));
 }
 
 TEST(Hdf5, AVirtualDatasetIsItsParts) {

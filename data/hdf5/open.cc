@@ -24,6 +24,15 @@ constexpr size_t kChunkCacheBytes = 16 << 20;      // where HDF5 decodes: at lea
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
+Handle AccessList(bool lock_file, bool* finds_chunks) {
+  Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  *finds_chunks = !lock_file && UseReadDriver(access.get());
+  if (!*finds_chunks) {
+    H5Pset_file_locking(access.get(), lock_file, /*ignore_when_disabled=*/true);
+  }
+  return access;
+}
+
 absl::StatusOr<std::unique_ptr<File>> OpenFile(const std::string& path, bool lock_file) {
   auto file = std::make_unique<File>();
   file->path = path;
@@ -37,11 +46,9 @@ absl::StatusOr<std::unique_ptr<File>> OpenFile(const std::string& path, bool loc
     return Invalid(absl::StrCat(path, ": is no file, but a folder or a device"));
   }
   file->bytes = status.st_size;
+  if (file->bytes == 0) return absl::DataLossError(absl::StrCat(path, ": is empty"));
   const Hdf5Lock lock;
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  // Datasets of a file that is closed would keep it open, and Handles are closed in any order.
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_WEAK);
-  H5Pset_file_locking(access.get(), lock_file, /*ignore_when_disabled=*/true);
+  const Handle access = AccessList(lock_file, &file->finds_chunks);
   file->handle = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!file->handle.ok()) {
     return Hdf5Error(absl::StatusCode::kDataLoss,
@@ -294,7 +301,9 @@ class SegmentOpener {
         if (access(path.c_str(), R_OK) != 0) {
           return absl::NotFoundError(absl::StrCat(what, ": ", std::strerror(errno)));
         }
-        segment_.sources.emplace_back(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+        const Handle access(H5Fget_access_plist(file_.handle.get()), H5Pclose);
+        segment_.sources.emplace_back(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()),
+                                      H5Fclose);
         if (!segment_.sources.back().ok()) {
           return Hdf5Error(
               absl::StatusCode::kDataLoss,
@@ -325,7 +334,8 @@ class SegmentOpener {
                                               std::max<int64_t>(1, segment_.rows));
     const bool chunked = H5Pget_layout(creation) == H5D_CHUNKED;
     if (!chunked) {
-      notes_.push_back(absl::StrCat(where_, " is not chunked: HDF5 reads it, ", segment_.block_rows,
+      segment_.offset = ContiguousOffset(creation);
+      notes_.push_back(absl::StrCat(where_, " is not chunked: it is read ", segment_.block_rows,
                                     " rows at a time"));
     } else {
       std::vector<hsize_t> chunk(segment_.sizes.size());
@@ -354,6 +364,19 @@ class SegmentOpener {
                                               " rows in chunks of ", segment_.block_rows));
     }
     return absl::OkStatus();
+  }
+
+  // Where rows begin that lie in the file one after the other, as they are in memory.
+  std::optional<int64_t> ContiguousOffset(hid_t creation) const {
+    hsize_t before_hdf5 = 0;
+    const Handle file_creation(H5Fget_create_plist(file_.handle.get()), H5Pclose);
+    H5Pget_userblock(file_creation.get(), &before_hdf5);
+    const haddr_t offset = H5Dget_offset(segment_.dataset.get());
+    if (H5Pget_layout(creation) != H5D_CONTIGUOUS || !native_ || before_hdf5 != 0 ||
+        H5Pget_external_count(creation) != 0 || offset == HADDR_UNDEF) {
+      return std::nullopt;
+    }
+    return static_cast<int64_t>(offset);
   }
 
   void Place() {

@@ -58,11 +58,13 @@ absl::StatusOr<Plan> MakePlan(const std::vector<std::unique_ptr<Column>>& column
     resident[by_size[i]] = true;
   }
   int64_t one_of_each = 0;
+  int64_t row_bytes = 0;
   DecodingBytes decoding;
   const Column* largest = columns[by_size.back()].get();
   for (size_t i = 0; i < columns.size(); ++i) {
     if (resident[i]) continue;
     one_of_each += columns[i]->max_block_bytes;
+    row_bytes += columns[i]->row_bytes;
     if (columns[i]->max_block_bytes > largest->max_block_bytes) largest = columns[i].get();
     const DecodingBytes bytes = DecodingBytesOf(*columns[i]);
     decoding.stored = std::max(decoding.stored, bytes.stored);
@@ -90,6 +92,14 @@ absl::StatusOr<Plan> MakePlan(const std::vector<std::unique_ptr<Column>>& column
                      budget, " bytes is too small; give memory_budget_bytes at least ",
                      // The shares of the budget above, and rounding.
                      (fixed(1) + 2 * one_of_each) / 3 * 4 + 1024));
+  }
+  // As much for each column as its rows take, and one block at least.
+  const auto spare = static_cast<double>(plan.slab_bytes - one_of_each);
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const double share =
+        static_cast<double>(columns[i]->row_bytes) / static_cast<double>(row_bytes);
+    plan.column_slab_bytes.push_back(
+        resident[i] ? 0 : columns[i]->max_block_bytes + static_cast<int64_t>(spare * share));
   }
   return plan;
 }
@@ -182,8 +192,7 @@ Filling::Filling(const std::vector<std::unique_ptr<Column>>& columns, int64_t ro
 absl::Status Filling::Put(size_t column, int64_t at, const uint8_t* from, int64_t row,
                           int64_t count) {
   const Column& source = *columns_[column];
-  const int64_t wrong = source.conversion(from, to_[column].data + at * to_[column].row_bytes,
-                                          count * source.row_values);
+  const int64_t wrong = source.conversion(from, PlaceOf(column, at), count * source.row_values);
   if (wrong < 0) return absl::OkStatus();
   const int64_t wrong_row = row + wrong / source.row_values;
   const Segment& segment = source.SegmentOf(wrong_row);

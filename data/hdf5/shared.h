@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "lockstep/data/batch.h"
+#include "lockstep/data/hdf5/slabs.h"
 #include "lockstep/data/hdf5/source.h"
 
 namespace lockstep::data::hdf5 {
@@ -49,8 +50,9 @@ struct Plan {
   int64_t cache_bytes = 0;     // by the chunks that reads of single rows keep
   int64_t fixed_bytes = 0;     // by a reader: chunks as stored, and what decoding them takes
   int64_t slab_bytes = 0;      // by a reader: decoded chunks
-  int64_t rows_ahead = 0;      // that a reader plans, at most, before they are taken
-  int threads = 1;             // that decode
+  std::vector<int64_t> column_slab_bytes;  // of which by each column
+  int64_t rows_ahead = 0;                  // that a reader plans, at most, before they are taken
+  int threads = 1;                         // that decode
 };
 
 // What a dataset and its readers have in common.
@@ -64,6 +66,7 @@ class Shared {
   const std::vector<std::unique_ptr<Column>>& columns() const { return source_->columns(); }
   const Plan& plan() const { return plan_; }
   Counters& counters() { return counters_; }
+  SlabPool& slabs() { return slabs_; }
 
   // Null where the column is streamed.
   Resident* resident(size_t column) { return residents_[column].get(); }
@@ -86,6 +89,7 @@ class Shared {
   std::vector<std::unique_ptr<Resident>> residents_;
   Plan plan_;
   Counters counters_;
+  SlabPool slabs_;
 };
 
 // A batch being filled with the rows of a source.
@@ -97,6 +101,11 @@ class Filling {
   // Converts `count` rows that begin at `from`, the first of which is row `row` of the column, to
   // the place of rows `at` and following. OUT_OF_RANGE for a value that is not allowed.
   absl::Status Put(size_t column, int64_t at, const uint8_t* from, int64_t row, int64_t count);
+
+  // Where row `at` goes, for rows that are copied as they are.
+  uint8_t* PlaceOf(size_t column, int64_t at) const {
+    return to_[column].data + at * to_[column].row_bytes;
+  }
 
  private:
   const std::vector<std::unique_ptr<Column>>& columns_;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 
@@ -45,7 +47,8 @@ int64_t Column::blocks() const {
 
 int64_t Source::PlainBytes(const Column& column, int64_t block) {
   const Segment& segment = column.SegmentOfBlock(block);
-  return (segment.raw ? segment.block_rows : column.RowsOf(block).size()) * column.row_bytes;
+  return (segment.raw && !segment.offset ? segment.block_rows : column.RowsOf(block).size()) *
+         column.row_bytes;
 }
 
 std::string Source::Where(const Column& column, int64_t block) {
@@ -74,57 +77,130 @@ absl::Status Source::ReadRows(const Column& column, const Segment& segment, RowR
   return absl::OkStatus();
 }
 
+absl::Status Source::CheckLength(const Column& column, int64_t block, absl::Status status) {
+  const File& file = *column.SegmentOfBlock(block).file;
+  struct stat now;
+  if (fstat(file.descriptor, &now) != 0 || now.st_size >= file.bytes) return status;
+  return absl::DataLossError(absl::StrCat(
+      Where(column, block), ": the file became shorter while it was read: it had ", file.bytes,
+      " bytes, and now has ", now.st_size,
+      "; do not write to files that are trained on, but rename new ones into their place"));
+}
+
+std::optional<ChunkPlace> Source::Find(const Column& column, int64_t block) {
+  const Segment& segment = column.SegmentOfBlock(block);
+  const RowRange rows = column.RowsOf(block);
+  const int64_t begin = rows.begin - segment.first_row;
+  if (segment.offset) {
+    return ChunkPlace{*segment.offset + begin * column.row_bytes, rows.size() * column.row_bytes};
+  }
+  std::vector<hsize_t> start(segment.sizes.size(), 0);
+  start[0] = begin;
+  return FindChunk(segment.dataset.get(), start.data());
+}
+
+absl::Status Source::ReadAt(const Column& column, int64_t block, int64_t offset, int64_t bytes,
+                            uint8_t* to) {
+  const int descriptor = column.SegmentOfBlock(block).file->descriptor;
+  while (bytes > 0) {
+    const ssize_t count = pread(descriptor, to, bytes, offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      return absl::DataLossError(
+          absl::StrCat(Where(column, block), ": cannot be read (",
+                       count < 0 ? std::strerror(errno) : "the file ends before", ")"));
+    }
+    to += count;
+    offset += count;
+    bytes -= count;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Source::Read(const Column& column, int64_t block, StoredBlock& stored, uint8_t* plain,
                           int64_t* bytes_read) {
-  const File& file = *column.SegmentOfBlock(block).file;
-  absl::Status status = ReadBlock(column, block, stored, plain, bytes_read);
-  // Also after an error: what is behind the new end may be why.
-  struct stat now;
-  if (fstat(file.descriptor, &now) == 0 && now.st_size < file.bytes) {
-    return absl::DataLossError(absl::StrCat(
-        Where(column, block), ": the file became shorter while it was read: it had ", file.bytes,
-        " bytes, and now has ", now.st_size,
-        "; do not write to files that are trained on, but rename new ones into their place"));
-  }
-  return status;
+  return CheckLength(column, block, ReadBlock(column, block, stored, plain, bytes_read));
 }
 
 absl::Status Source::ReadBlock(const Column& column, int64_t block, StoredBlock& stored,
                                uint8_t* plain, int64_t* bytes_read) {
   const Segment& segment = column.SegmentOfBlock(block);
   const RowRange rows = column.RowsOf(block);
-  const int64_t plain_bytes = PlainBytes(column, block);
   stored.decoded = true;
   stored.bytes.clear();
-  const Hdf5Lock lock;
-  hsize_t bytes = 0;
-  std::vector<hsize_t> start(segment.sizes.size(), 0);
-  start[0] = rows.begin - segment.first_row;
-  const bool whole = rows.size() == segment.block_rows;
-  // A chunk without bytes was never written: HDF5 knows the value that it stands for.
-  if (!segment.raw || !(whole || segment.raw_last) ||
-      H5Dget_chunk_storage_size(segment.dataset.get(), start.data(), &bytes) < 0 || bytes == 0) {
-    *bytes_read += rows.size() * column.row_bytes;
-    return ReadRows(column, segment, rows, plain);
+  if (segment.offset || (segment.raw && segment.file->finds_chunks &&
+                         (segment.raw_last || rows.size() == segment.block_rows))) {
+    const std::optional<ChunkPlace> place = Find(column, block);
+    if (place) return ReadStored(column, block, *place, stored, plain, bytes_read);
+  } else if (segment.raw && (segment.raw_last || rows.size() == segment.block_rows)) {
+    const Hdf5Lock lock;
+    ChunkPlace place;
+    std::vector<hsize_t> start(segment.sizes.size(), 0);
+    start[0] = rows.begin - segment.first_row;
+    hsize_t bytes = 0;
+    if (H5Dget_chunk_storage_size(segment.dataset.get(), start.data(), &bytes) >= 0 && bytes > 0) {
+      place.bytes = static_cast<int64_t>(bytes);
+      place.offset = -1;
+      return ReadStored(column, block, place, stored, plain, bytes_read);
+    }
   }
-  if (bytes > static_cast<hsize_t>(2 * plain_bytes + 1024)) {
+  // HDF5 knows what a chunk stands for that was never written.
+  *bytes_read += rows.size() * column.row_bytes;
+  const Hdf5Lock lock;
+  return ReadRows(column, segment, rows, plain);
+}
+
+// An offset of -1 stands for one that HDF5 keeps to itself.
+absl::Status Source::ReadStored(const Column& column, int64_t block, const ChunkPlace& place,
+                                StoredBlock& stored, uint8_t* plain, int64_t* bytes_read) {
+  const Segment& segment = column.SegmentOfBlock(block);
+  const int64_t plain_bytes = PlainBytes(column, block);
+  if (place.bytes > 2 * plain_bytes + 1024) {
     return absl::DataLossError(absl::StrCat(Where(column, block), ": is damaged: the chunk has ",
-                                            bytes, " bytes for ", plain_bytes,
+                                            place.bytes, " bytes for ", plain_bytes,
                                             " of values; fetch the file again"));
   }
   uint8_t* to = plain;
-  if (!segment.filters.empty() || static_cast<int64_t>(bytes) != plain_bytes) {
+  if (!segment.filters.empty() || place.bytes != plain_bytes) {
     stored.decoded = false;
-    stored.bytes.resize(bytes);
+    stored.skipped_filters = place.skipped_filters;
+    stored.bytes.resize(place.bytes);
     to = stored.bytes.data();
   }
+  *bytes_read += place.bytes;
+  if (place.offset >= 0) return ReadAt(column, block, place.offset, place.bytes, to);
+  std::vector<hsize_t> start(segment.sizes.size(), 0);
+  start[0] = column.RowsOf(block).begin - segment.first_row;
   if (H5Dread_chunk(segment.dataset.get(), H5P_DEFAULT, start.data(), &stored.skipped_filters, to) <
       0) {
     return Hdf5Error(absl::StatusCode::kDataLoss,
                      absl::StrCat(Where(column, block), ": the chunk cannot be read"));
   }
-  *bytes_read += bytes;
   return absl::OkStatus();
+}
+
+absl::Status Source::ReadDirect(const Column& column, RowRange rows, DirectPlace& last,
+                                uint8_t* to) {
+  const int64_t block = column.BlockOf(rows.begin);
+  if (block != last.block) {
+    last.place = Find(column, block);
+    last.block = block;
+  }
+  const int64_t plain_bytes = PlainBytes(column, block);
+  absl::Status status;
+  if (!last.place) {
+    const Hdf5Lock lock;
+    status = ReadRows(column, column.SegmentOfBlock(block), rows, to);
+  } else if (last.place->bytes != plain_bytes) {
+    status = absl::DataLossError(
+        absl::StrCat(Where(column, block), ": the chunk is damaged: it has ", last.place->bytes,
+                     " bytes and not ", plain_bytes, "; fetch the file again"));
+  } else {
+    const int64_t before = rows.begin - column.RowsOf(block).begin;
+    status = ReadAt(column, block, last.place->offset + before * column.row_bytes,
+                    rows.size() * column.row_bytes, to);
+  }
+  return CheckLength(column, block, status);
 }
 
 absl::Status Source::Decode(const Column& column, int64_t block, const StoredBlock& stored,

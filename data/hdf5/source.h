@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "lockstep/data/hdf5/driver.h"
 #include "lockstep/data/hdf5/element.h"
 #include "lockstep/data/hdf5/filters.h"
 #include "lockstep/data/hdf5/handle.h"
@@ -26,7 +28,8 @@ struct File {
 
   std::string path;
   int descriptor = -1;
-  int64_t bytes = 0;  // when it was opened
+  int64_t bytes = 0;          // when it was opened
+  bool finds_chunks = false;  // FindChunk works
   Handle handle;
 };
 
@@ -41,10 +44,14 @@ struct Segment {
   int64_t rows = 0;
   int64_t first_block = 0;  // of the column
   int64_t block_rows = 1;
+  // Values are stored as they are in memory, so that rows can be read from anywhere in a block.
+  bool direct() const { return offset || (raw && filters.empty() && file->finds_chunks); }
+
   bool raw = false;             // Blocks are chunks that are read as stored and decoded by Decoder.
   bool raw_last = true;         // Also the last one, which may have fewer rows than block_rows.
   std::vector<Filter> filters;  // where raw
-  std::vector<Handle> sources;  // files that it is put together from
+  std::optional<int64_t> offset;  // in the file, where rows lie one after the other in it
+  std::vector<Handle> sources;    // files that it is put together from
 };
 
 // One field over all files.
@@ -72,6 +79,12 @@ struct StoredBlock {
   uint32_t skipped_filters = 0;
 };
 
+// Where the block is from which rows were read last.
+struct DirectPlace {
+  int64_t block = -1;
+  std::optional<ChunkPlace> place;
+};
+
 // The open files. Thread-safe, but for Decoder.
 class Source {
  public:
@@ -87,6 +100,9 @@ class Source {
   absl::Status Read(const Column& column, int64_t block, StoredBlock& stored, uint8_t* plain,
                     int64_t* bytes_read);
 
+  // Reads rows of one block of a direct() segment to where they belong.
+  absl::Status ReadDirect(const Column& column, RowRange rows, DirectPlace& last, uint8_t* to);
+
   // Decodes what Read stored.
   absl::Status Decode(const Column& column, int64_t block, const StoredBlock& stored,
                       Decoder& decoder, uint8_t* plain) const;
@@ -100,8 +116,16 @@ class Source {
  private:
   absl::Status ReadBlock(const Column& column, int64_t block, StoredBlock& stored, uint8_t* plain,
                          int64_t* bytes_read);
+  absl::Status ReadStored(const Column& column, int64_t block, const ChunkPlace& place,
+                          StoredBlock& stored, uint8_t* plain, int64_t* bytes_read);
+  // Through HDF5, whatever the layout.
   absl::Status ReadRows(const Column& column, const Segment& segment, RowRange rows,
                         uint8_t* plain);
+  static std::optional<ChunkPlace> Find(const Column& column, int64_t block);
+  static absl::Status ReadAt(const Column& column, int64_t block, int64_t offset, int64_t bytes,
+                             uint8_t* to);
+  // `status`, or that the file became shorter, which may be why.
+  static absl::Status CheckLength(const Column& column, int64_t block, absl::Status status);
 
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::unique_ptr<Column>> columns_;

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <new>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -21,19 +20,17 @@ namespace lockstep::data::hdf5 {
 namespace {
 
 constexpr int64_t kPieceRows = 1024;
-constexpr size_t kAlignment = 64;
-
-struct FreeMemory {
-  void operator()(uint8_t* memory) const { std::free(memory); }
-};
-using Slab = std::unique_ptr<uint8_t, FreeMemory>;
+// A run of neighbours that is read straight into the batch.
+constexpr int64_t kDirectRows = 8;
+constexpr int64_t kDirectBytes = 16 << 10;
+constexpr int64_t kScratchBytes = 64 << 10;  // through which it goes where it is converted
 
 // A decoded block in memory, or one on its way there.
 struct Slot {
   size_t column = 0;
   int64_t block = 0;
   RowRange rows;
-  Slab slab;
+  uint8_t* slab = nullptr;
   absl::Status error;              // written before `ready`
   std::atomic<bool> ready{false};  // set by who decoded it, under the mutex
   // Rows of the order that are in this block: found by the reader thread, and taken by ReadInto.
@@ -47,7 +44,8 @@ struct Slot {
   }
 };
 
-// Rows that are planned, and for each streamed column the slots that they are in.
+// Rows that are planned, and for each streamed column the slots that they are in: null for rows
+// that are read from the file only when they are taken, as they need no decoding and come in a row.
 struct Piece {
   std::vector<int64_t> rows;
   std::vector<std::vector<Slot*>> slots;
@@ -74,6 +72,9 @@ class Stream : public OrderedReader {
     }
     live_.resize(streamed_.size());
     last_.resize(streamed_.size());
+    slab_bytes_.resize(streamed_.size());
+    direct_.resize(streamed_.size());
+    place_.resize(streamed_.size());
     const int threads = decodes ? shared_.plan().threads : 1;
     for (int i = 0; i < threads + 1; ++i) spare_.emplace_back();
     if (left_ == 0) return;
@@ -89,6 +90,9 @@ class Stream : public OrderedReader {
     may_plan_.notify_all();
     may_decode_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    for (const Slot& slot : slots_) {
+      shared_.slabs().GiveBack(slot.slab, SlabBytes(slot.column));
+    }
   }
 
   absl::Status ReadInto(int64_t count, Batch& batch) override {
@@ -137,29 +141,14 @@ class Stream : public OrderedReader {
   absl::Status Take(int64_t count, int64_t at, Filling& filling) {
     const int64_t* rows = piece_.rows.data() + piece_.next;
     for (size_t column = 0, streamed = 0; column < shared_.columns().size(); ++column) {
-      const int64_t row_bytes = shared_.columns()[column]->row_bytes;
       const Resident* resident = shared_.resident(column);
-      Slot* const* slots =
-          resident == nullptr ? piece_.slots[streamed++].data() + piece_.next : nullptr;
-      for (int64_t begin = 0, end; begin < count; begin = end) {
-        Slot* const slot = slots == nullptr ? nullptr : slots[begin];
-        for (end = begin + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) {
-          if (slots != nullptr && slots[end] != slot) break;
-        }
-        const uint8_t* from = nullptr;
-        if (slot == nullptr) {
-          from = resident->values.data() + rows[begin] * row_bytes;
-        } else {
-          if (absl::Status status = WaitFor(*slot); !status.ok()) return status;
-          from = slot->slab.get() + (rows[begin] - slot->rows.begin) * row_bytes;
-          if (end < count) {
-            PrefetchRow(*slots[end], rows[end], row_bytes);
-          }
-        }
-        absl::Status status = filling.Put(column, at + begin, from, rows[begin], end - begin);
-        if (!status.ok()) return status;
-        if (slot != nullptr) GiveBack(*slot, end - begin);
+      absl::Status status;
+      if (resident != nullptr) {
+        status = TakeResident(column, *resident, rows, count, at, filling);
+      } else {
+        status = TakeStreamed(streamed++, rows, count, at, filling);
       }
+      if (!status.ok()) return status;
     }
     piece_.next += count;
     const std::lock_guard lock(mutex_);
@@ -169,10 +158,76 @@ class Stream : public OrderedReader {
     return absl::OkStatus();
   }
 
+  absl::Status TakeResident(size_t column, const Resident& resident, const int64_t* rows,
+                            int64_t count, int64_t at, Filling& filling) {
+    const int64_t row_bytes = shared_.columns()[column]->row_bytes;
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+      for (end = begin + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) {
+      }
+      absl::Status status =
+          filling.Put(column, at + begin, resident.values.data() + rows[begin] * row_bytes,
+                      rows[begin], end - begin);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeStreamed(size_t i, const int64_t* rows, int64_t count, int64_t at,
+                            Filling& filling) {
+    const int64_t row_bytes = shared_.columns()[streamed_[i]]->row_bytes;
+    Slot* const* slots = piece_.slots[i].data() + piece_.next;
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+      Slot* const slot = slots[begin];
+      for (end = begin + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) {
+        if (slots[end] != slot) break;
+      }
+      absl::Status status;
+      if (slot == nullptr) {
+        status = TakeDirect(i, {rows[begin], rows[begin] + end - begin}, at + begin, filling);
+      } else {
+        status = WaitFor(*slot);
+        if (!status.ok()) return status;
+        if (end < count && slots[end] != nullptr) PrefetchRow(*slots[end], rows[end], row_bytes);
+        status = filling.Put(streamed_[i], at + begin,
+                             slot->slab + (rows[begin] - slot->rows.begin) * row_bytes, rows[begin],
+                             end - begin);
+        GiveBack(*slot, end - begin);
+      }
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads neighbouring rows, which may lie in several blocks, from the file.
+  absl::Status TakeDirect(size_t i, RowRange rows, int64_t at, Filling& filling) {
+    const Column& column = *shared_.columns()[streamed_[i]];
+    const bool copies = column.conversion.copies();
+    const int64_t most = std::max<int64_t>(1, kScratchBytes / column.row_bytes);
+    while (rows.begin < rows.end) {
+      const int64_t block = column.BlockOf(rows.begin);
+      RowRange part = {rows.begin, std::min(rows.end, column.RowsOf(block).end)};
+      if (!copies) {
+        part.end = std::min(part.end, part.begin + most);
+        scratch_.resize(most * column.row_bytes);
+      }
+      uint8_t* to = copies ? filling.PlaceOf(streamed_[i], at) : scratch_.data();
+      if (block != place_[i].block) shared_.counters().chunks_read += 1;
+      shared_.counters().bytes_read += part.size() * column.row_bytes;
+      absl::Status status = shared_.source().ReadDirect(column, part, place_[i], to);
+      if (status.ok() && !copies) {
+        status = filling.Put(streamed_[i], at, to, part.begin, part.size());
+      }
+      if (!status.ok()) return status;
+      at += part.size();
+      rows.begin = part.end;
+    }
+    return absl::OkStatus();
+  }
+
   // Shuffled rows are where no hardware expects them.
   static void PrefetchRow(const Slot& slot, int64_t row, int64_t row_bytes) {
     if (!slot.ready.load(std::memory_order_acquire)) return;
-    const uint8_t* memory = slot.slab.get() + (row - slot.rows.begin) * row_bytes;
+    const uint8_t* memory = slot.slab + (row - slot.rows.begin) * row_bytes;
     for (int64_t i = 0; i < std::min<int64_t>(row_bytes, 1024); i += 64) {
       __builtin_prefetch(memory + i);
     }
@@ -208,12 +263,17 @@ class Stream : public OrderedReader {
 
   absl::Status PlanRows(absl::Span<const int64_t> rows) {
     draft_.slots.resize(streamed_.size());
-    for (int64_t row : rows) {
+    for (size_t at = 0; at < rows.size(); ++at) {
+      const int64_t row = rows[at];
       absl::Status status =
           CheckRows(absl::MakeConstSpan(&row, 1), shared_.source().rows(), shared_.source().name());
       if (!status.ok()) return status;
       bool failed = false;
       for (size_t i = 0; i < streamed_.size(); ++i) {
+        if (IsDirect(i, rows.subspan(at))) {
+          draft_.slots[i].push_back(nullptr);
+          continue;
+        }
         Slot* slot = last_[i];
         if (slot == nullptr || row < slot->rows.begin || row >= slot->rows.end) {
           const int64_t block = shared_.columns()[streamed_[i]]->BlockOf(row);
@@ -230,6 +290,33 @@ class Stream : public OrderedReader {
       if (failed) return absl::CancelledError("hdf5: an earlier error comes first");
     }
     return Publish() ? absl::OkStatus() : absl::CancelledError("hdf5: the reader was destroyed");
+  }
+
+  // Whether the first of `rows` is best read when it is taken: one of many neighbours in the same
+  // block, which are stored as they are.
+  bool IsDirect(size_t i, absl::Span<const int64_t> rows) {
+    RowRange& run = direct_[i];  // what is left of the last such run, to the end of its block
+    const int64_t row = rows[0];
+    if (row == run.begin && row < run.end) {
+      ++run.begin;
+      return true;
+    }
+    const Slot* slot = last_[i];
+    if (slot != nullptr && row >= slot->rows.begin && row < slot->rows.end) return false;
+    const Column& column = *shared_.columns()[streamed_[i]];
+    if (!column.SegmentOf(row).direct()) return false;
+    const int64_t need = std::max(kDirectRows, kDirectBytes / column.row_bytes + 1);
+    const RowRange block = column.RowsOf(column.BlockOf(row));
+    if (static_cast<int64_t>(rows.size()) < need || block.end - row < need ||
+        rows[need - 1] != row + need - 1) {
+      return false;
+    }
+    for (int64_t k = 1; k < need; ++k) {
+      if (rows[k] != row + k) return false;
+    }
+    if (live_[i].count(column.BlockOf(row)) > 0) return false;
+    run = {row + 1, block.end};
+    return true;
   }
 
   // Hands the rows planned so far to ReadInto. False when the stream is to stop.
@@ -285,7 +372,7 @@ class Stream : public OrderedReader {
       job.stored = std::move(spare_.back());
       spare_.pop_back();
     }
-    const absl::Status status = shared_.Read(column, block, job.stored, slot->slab.get());
+    const absl::Status status = shared_.Read(column, block, job.stored, slot->slab);
     const std::lock_guard lock(mutex_);
     if (status.ok() && !job.stored.decoded) {
       jobs_.push_back(std::move(job));
@@ -305,17 +392,20 @@ class Stream : public OrderedReader {
     lock.lock();
   }
 
+  int64_t SlabBytes(size_t i) const { return shared_.columns()[streamed_[i]]->max_block_bytes; }
+
   // A slot with memory for a block of streamed column `i`: one whose rows are all taken, new
   // memory, or one that nothing is planned for. Null when the stream is to stop.
   Slot* TakeSlot(size_t i) {
-    const int64_t bytes = shared_.columns()[streamed_[i]]->max_block_bytes;
     while (true) {
       if (Slot* slot = TakeFinished(i)) return slot;
-      if (slab_bytes_ + bytes <= shared_.plan().slab_bytes) return NewSlot(bytes);
-      if (Slot* slot = TakeIdle(i, bytes)) return slot;
+      if (slab_bytes_[i] + SlabBytes(i) <= shared_.plan().column_slab_bytes[streamed_[i]]) {
+        return NewSlot(i);
+      }
+      if (Slot* slot = TakeIdle(i)) return slot;
       if (!Publish()) return nullptr;
       std::unique_lock lock(mutex_);
-      if (!WaitToPlan(lock, [this] { return !finished_.empty() || AnyIdle(); })) return nullptr;
+      if (!WaitToPlan(lock, [&] { return AnyIdle(i); })) return nullptr;
     }
   }
 
@@ -332,48 +422,30 @@ class Stream : public OrderedReader {
     return nullptr;
   }
 
-  Slot* NewSlot(int64_t bytes) {
-    Slot* slot = Unused();
-    const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    slot->slab.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, rounded)));
-    if (slot->slab == nullptr) throw std::bad_alloc();
-    slab_bytes_ += bytes;
-    shared_.NoteMemory(slab_bytes_ + shared_.plan().fixed_bytes);
+  Slot* NewSlot(size_t i) {
+    Slot* slot = &slots_.emplace_back();
+    slot->column = i;
+    slot->slab = shared_.slabs().Take(SlabBytes(i));
+    slab_bytes_[i] += SlabBytes(i);
+    shared_.NoteMemory(
+        std::accumulate(slab_bytes_.begin(), slab_bytes_.end(), shared_.plan().fixed_bytes));
     return slot;
   }
 
-  Slot* Unused() {
-    if (unused_.empty()) return &slots_.emplace_back();
-    Slot* slot = unused_.back();
-    unused_.pop_back();
-    return slot;
-  }
-
-  // The longest in memory first: of the same column, or of others until they make room.
-  Slot* TakeIdle(size_t i, int64_t bytes) {
+  // The longest in memory first.
+  Slot* TakeIdle(size_t i) {
     for (Slot* slot : by_age_) {
       if (slot->column == i && slot->idle()) {
         Forget(*slot);
         return slot;
       }
     }
-    for (size_t at = 0; at < by_age_.size();) {
-      Slot* slot = by_age_[at];
-      if (!slot->idle()) {
-        ++at;
-        continue;
-      }
-      slab_bytes_ -= shared_.columns()[streamed_[slot->column]]->max_block_bytes;
-      slot->slab = nullptr;
-      Forget(*slot);
-      unused_.push_back(slot);
-      if (slab_bytes_ + bytes <= shared_.plan().slab_bytes) return NewSlot(bytes);
-    }
     return nullptr;
   }
 
-  bool AnyIdle() const {
-    return std::any_of(by_age_.begin(), by_age_.end(), [](const Slot* s) { return s->idle(); });
+  bool AnyIdle(size_t i) const {
+    return std::any_of(by_age_.begin(), by_age_.end(),
+                       [i](const Slot* slot) { return slot->column == i && slot->idle(); });
   }
 
   void Forget(Slot& slot) {
@@ -396,9 +468,8 @@ class Stream : public OrderedReader {
       absl::Status status;
       {
         const Timed timed(shared_.counters().decoding);
-        status =
-            shared_.source().Decode(*shared_.columns()[streamed_[job.slot->column]],
-                                    job.slot->block, job.stored, decoder, job.slot->slab.get());
+        status = shared_.source().Decode(*shared_.columns()[streamed_[job.slot->column]],
+                                         job.slot->block, job.stored, decoder, job.slot->slab);
       }
       lock.lock();
       job.slot->error = status;
@@ -417,15 +488,17 @@ class Stream : public OrderedReader {
   int64_t left_;
   Piece piece_;
   std::vector<Slot*> emptied_;
+  std::vector<DirectPlace> place_;  // by streamed column
+  std::vector<uint8_t> scratch_;
 
   // Of the reader thread.
   Piece draft_;
   std::deque<Slot> slots_;
-  std::vector<Slot*> unused_;                             // without memory
   std::vector<std::unordered_map<int64_t, Slot*>> live_;  // by block
   std::vector<Slot*> last_;                               // that was planned
+  std::vector<RowRange> direct_;                          // see IsDirect
   std::deque<Slot*> by_age_;
-  int64_t slab_bytes_ = 0;
+  std::vector<int64_t> slab_bytes_;  // by streamed column
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable may_take_;
