@@ -179,28 +179,23 @@ absl::Status Source::ReadStored(const Column& column, int64_t block, const Chunk
   return absl::OkStatus();
 }
 
-absl::Status Source::ReadDirect(const Column& column, RowRange rows, DirectPlace& last,
+absl::Status Source::ReadDirect(const Column& column, RowRange rows, const DirectPlace& place,
                                 uint8_t* to) {
-  const int64_t block = column.BlockOf(rows.begin);
-  if (block != last.block) {
-    last.place = Find(column, block);
-    last.block = block;
-  }
-  const int64_t plain_bytes = PlainBytes(column, block);
+  const int64_t plain_bytes = PlainBytes(column, place.block);
   absl::Status status;
-  if (!last.place) {
+  if (!place.place) {
     const Hdf5Lock lock;
-    status = ReadRows(column, column.SegmentOfBlock(block), rows, to);
-  } else if (last.place->bytes != plain_bytes) {
+    status = ReadRows(column, column.SegmentOfBlock(place.block), rows, to);
+  } else if (place.place->bytes != plain_bytes) {
     status = absl::DataLossError(
-        absl::StrCat(Where(column, block), ": the chunk is damaged: it has ", last.place->bytes,
-                     " bytes and not ", plain_bytes, "; fetch the file again"));
+        absl::StrCat(Where(column, place.block), ": the chunk is damaged: it has ",
+                     place.place->bytes, " bytes and not ", plain_bytes, "; fetch the file again"));
   } else {
-    const int64_t before = rows.begin - column.RowsOf(block).begin;
-    status = ReadAt(column, block, last.place->offset + before * column.row_bytes,
+    const int64_t before = rows.begin - column.RowsOf(place.block).begin;
+    status = ReadAt(column, place.block, place.place->offset + before * column.row_bytes,
                     rows.size() * column.row_bytes, to);
   }
-  return CheckLength(column, block, status);
+  return CheckLength(column, place.block, status);
 }
 
 absl::Status Source::Decode(const Column& column, int64_t block, const StoredBlock& stored,

@@ -79,7 +79,7 @@ struct StoredBlock {
   uint32_t skipped_filters = 0;
 };
 
-// Where the block is from which rows were read last.
+// A block, and where it is.
 struct DirectPlace {
   int64_t block = -1;
   std::optional<ChunkPlace> place;
@@ -101,7 +101,11 @@ class Source {
                     int64_t* bytes_read);
 
   // Reads rows of one block of a direct() segment to where they belong.
-  absl::Status ReadDirect(const Column& column, RowRange rows, DirectPlace& last, uint8_t* to);
+  absl::Status ReadDirect(const Column& column, RowRange rows, const DirectPlace& place,
+                          uint8_t* to);
+
+  // Where a block is. Nothing where HDF5 does not say; ReadDirect reads it all the same.
+  static std::optional<ChunkPlace> Find(const Column& column, int64_t block);
 
   // Decodes what Read stored.
   absl::Status Decode(const Column& column, int64_t block, const StoredBlock& stored,
@@ -121,7 +125,6 @@ class Source {
   // Through HDF5, whatever the layout.
   absl::Status ReadRows(const Column& column, const Segment& segment, RowRange rows,
                         uint8_t* plain);
-  static std::optional<ChunkPlace> Find(const Column& column, int64_t block);
   static absl::Status ReadAt(const Column& column, int64_t block, int64_t offset, int64_t bytes,
                              uint8_t* to);
   // `status`, or that the file became shorter, which may be why.

@@ -15,15 +15,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "lockstep/data/hdf5/direct.h"
 
 namespace lockstep::data::hdf5 {
 namespace {
 
 constexpr int64_t kPieceRows = 1024;
-// A run of neighbours that is read straight into the batch.
-constexpr int64_t kDirectRows = 8;
-constexpr int64_t kDirectBytes = 16 << 10;
-constexpr int64_t kScratchBytes = 64 << 10;  // through which it goes where it is converted
 
 // A decoded block in memory, or one on its way there.
 struct Slot {
@@ -49,7 +46,8 @@ struct Slot {
 struct Piece {
   std::vector<int64_t> rows;
   std::vector<std::vector<Slot*>> slots;
-  size_t next = 0;  // row to be taken
+  std::vector<std::vector<DirectPlace>> places;  // of the blocks of such rows
+  size_t next = 0;                               // row to be taken
 };
 
 // A block to decode.
@@ -66,6 +64,8 @@ class Stream : public OrderedReader {
     for (size_t i = 0; i < shared_.columns().size(); ++i) {
       if (shared_.resident(i) != nullptr) continue;
       streamed_.push_back(i);
+      direct_readers_.emplace_back(shared_, i);
+      direct_runs_.emplace_back(*shared_.columns()[i]);
       for (const Segment& segment : shared_.columns()[i]->segments) {
         decodes |= segment.raw && !segment.filters.empty();
       }
@@ -73,8 +73,6 @@ class Stream : public OrderedReader {
     live_.resize(streamed_.size());
     last_.resize(streamed_.size());
     slab_bytes_.resize(streamed_.size());
-    direct_.resize(streamed_.size());
-    place_.resize(streamed_.size());
     const int threads = decodes ? shared_.plan().threads : 1;
     for (int i = 0; i < threads + 1; ++i) spare_.emplace_back();
     if (left_ == 0) return;
@@ -125,6 +123,7 @@ class Stream : public OrderedReader {
     piece_ = std::move(pieces_.front());
     pieces_.pop_front();
     rows_ahead_ -= static_cast<int64_t>(piece_.rows.size());
+    for (size_t i = 0; i < streamed_.size(); ++i) direct_readers_[i].Expect(piece_.places[i]);
     return absl::OkStatus();
   }
 
@@ -183,7 +182,8 @@ class Stream : public OrderedReader {
       }
       absl::Status status;
       if (slot == nullptr) {
-        status = TakeDirect(i, {rows[begin], rows[begin] + end - begin}, at + begin, filling);
+        status =
+            direct_readers_[i].Read({rows[begin], rows[begin] + end - begin}, at + begin, filling);
       } else {
         status = WaitFor(*slot);
         if (!status.ok()) return status;
@@ -194,32 +194,6 @@ class Stream : public OrderedReader {
         GiveBack(*slot, end - begin);
       }
       if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
-  }
-
-  // Reads neighbouring rows, which may lie in several blocks, from the file.
-  absl::Status TakeDirect(size_t i, RowRange rows, int64_t at, Filling& filling) {
-    const Column& column = *shared_.columns()[streamed_[i]];
-    const bool copies = column.conversion.copies();
-    const int64_t most = std::max<int64_t>(1, kScratchBytes / column.row_bytes);
-    while (rows.begin < rows.end) {
-      const int64_t block = column.BlockOf(rows.begin);
-      RowRange part = {rows.begin, std::min(rows.end, column.RowsOf(block).end)};
-      if (!copies) {
-        part.end = std::min(part.end, part.begin + most);
-        scratch_.resize(most * column.row_bytes);
-      }
-      uint8_t* to = copies ? filling.PlaceOf(streamed_[i], at) : scratch_.data();
-      if (block != place_[i].block) shared_.counters().chunks_read += 1;
-      shared_.counters().bytes_read += part.size() * column.row_bytes;
-      absl::Status status = shared_.source().ReadDirect(column, part, place_[i], to);
-      if (status.ok() && !copies) {
-        status = filling.Put(streamed_[i], at, to, part.begin, part.size());
-      }
-      if (!status.ok()) return status;
-      at += part.size();
-      rows.begin = part.end;
     }
     return absl::OkStatus();
   }
@@ -263,14 +237,16 @@ class Stream : public OrderedReader {
 
   absl::Status PlanRows(absl::Span<const int64_t> rows) {
     draft_.slots.resize(streamed_.size());
+    draft_.places.resize(streamed_.size());
     for (size_t at = 0; at < rows.size(); ++at) {
       const int64_t row = rows[at];
-      absl::Status status =
-          CheckRows(absl::MakeConstSpan(&row, 1), shared_.source().rows(), shared_.source().name());
-      if (!status.ok()) return status;
+      if (row < 0 || row >= shared_.source().rows()) {
+        return CheckRows(absl::MakeConstSpan(&row, 1), shared_.source().rows(),
+                         shared_.source().name());
+      }
       bool failed = false;
       for (size_t i = 0; i < streamed_.size(); ++i) {
-        if (IsDirect(i, rows.subspan(at))) {
+        if (direct_runs_[i].Has(rows.subspan(at), draft_.places[i])) {
           draft_.slots[i].push_back(nullptr);
           continue;
         }
@@ -292,33 +268,6 @@ class Stream : public OrderedReader {
     return Publish() ? absl::OkStatus() : absl::CancelledError("hdf5: the reader was destroyed");
   }
 
-  // Whether the first of `rows` is best read when it is taken: one of many neighbours in the same
-  // block, which are stored as they are.
-  bool IsDirect(size_t i, absl::Span<const int64_t> rows) {
-    RowRange& run = direct_[i];  // what is left of the last such run, to the end of its block
-    const int64_t row = rows[0];
-    if (row == run.begin && row < run.end) {
-      ++run.begin;
-      return true;
-    }
-    const Slot* slot = last_[i];
-    if (slot != nullptr && row >= slot->rows.begin && row < slot->rows.end) return false;
-    const Column& column = *shared_.columns()[streamed_[i]];
-    if (!column.SegmentOf(row).direct()) return false;
-    const int64_t need = std::max(kDirectRows, kDirectBytes / column.row_bytes + 1);
-    const RowRange block = column.RowsOf(column.BlockOf(row));
-    if (static_cast<int64_t>(rows.size()) < need || block.end - row < need ||
-        rows[need - 1] != row + need - 1) {
-      return false;
-    }
-    for (int64_t k = 1; k < need; ++k) {
-      if (rows[k] != row + k) return false;
-    }
-    if (live_[i].count(column.BlockOf(row)) > 0) return false;
-    run = {row + 1, block.end};
-    return true;
-  }
-
   // Hands the rows planned so far to ReadInto. False when the stream is to stop.
   bool Publish() {
     std::unique_lock lock(mutex_);
@@ -332,6 +281,8 @@ class Stream : public OrderedReader {
         piece.slots[i].assign(draft_.slots[i].begin(), draft_.slots[i].begin() + count);
         draft_.slots[i].erase(draft_.slots[i].begin(), draft_.slots[i].begin() + count);
       }
+      piece.places.swap(draft_.places);
+      draft_.places.resize(streamed_.size());
       rows_ahead_ += static_cast<int64_t>(count);
       pieces_.push_back(std::move(piece));
       may_take_.notify_one();
@@ -488,15 +439,14 @@ class Stream : public OrderedReader {
   int64_t left_;
   Piece piece_;
   std::vector<Slot*> emptied_;
-  std::vector<DirectPlace> place_;  // by streamed column
-  std::vector<uint8_t> scratch_;
+  std::vector<DirectReader> direct_readers_;
 
   // Of the reader thread.
   Piece draft_;
   std::deque<Slot> slots_;
   std::vector<std::unordered_map<int64_t, Slot*>> live_;  // by block
   std::vector<Slot*> last_;                               // that was planned
-  std::vector<RowRange> direct_;                          // see IsDirect
+  std::vector<DirectRuns> direct_runs_;
   std::deque<Slot*> by_age_;
   std::vector<int64_t> slab_bytes_;  // by streamed column
 

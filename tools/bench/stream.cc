@@ -46,6 +46,7 @@ ABSL_FLAG(uint64_t, batches, 0, "end after this many batches; 0: after all epoch
 ABSL_FLAG(lockstep::tutorials::Count, budget_mib, 256, "memory_budget_bytes, in MiB");
 ABSL_FLAG(uint64_t, decode_threads, 0, "threads that decompress; 0: one a core, at most 4");
 ABSL_FLAG(uint64_t, window_chunks, 0, "of shuffle; 0: what the budget allows");
+ABSL_FLAG(uint64_t, prefetch, 2, "batches that another thread reads ahead; 0: none, and no thread");
 ABSL_FLAG(bool, cold, false, "first make the system forget what it has read of the file");
 ABSL_FLAG(std::string, train, "", "train this model (mlp, convnet, vit) on the batches");
 ABSL_FLAG(bool, losses, false, "with --train: also print the loss of each batch");
@@ -162,7 +163,9 @@ nlohmann::json ReadBatches() {
     dataset = streamed = ValueOrThrow(data::hdf5::Open(HdfOptions()));
   }
   data::Loader loader(dataset, MakeSampler(*dataset),
-                      {.batch_size = absl::GetFlag(FLAGS_batch), .drop_last = true});
+                      {.batch_size = absl::GetFlag(FLAGS_batch),
+                       .drop_last = true,
+                       .prefetch_batches = static_cast<int>(absl::GetFlag(FLAGS_prefetch))});
   const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_batches));
   const int64_t batches =
       limit > 0 ? limit : loader.batches_per_epoch() * absl::GetFlag(FLAGS_epochs);

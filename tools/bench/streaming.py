@@ -75,7 +75,7 @@ class Bench:
         chosen = {}
         if case == "order":
             path = self.file("plain", plain)
-            chosen["ours"] = lambda: self.stream(path, "--dtype=uint8")
+            chosen["ours"] = lambda: self.stream(path, "--dtype=uint8", "--prefetch=0")
             chosen["bytes"] = lambda: self.stream(path, "--how=bytes")
         elif case == "gzip":
             path = self.file("gzip", *packed)
