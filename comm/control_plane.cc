@@ -96,12 +96,16 @@ struct ControlPlane::Shared {
   bool stopped = false;
   bool aborted = false;                  // on_abort has run, or runs
   std::optional<absl::Status> to_abort;  // to be told to the Store
-  bool telling = false;                  // it is being told
+  bool telling = false;                  // it is being told, or departures are
   std::map<std::string, std::weak_ptr<ControlGroup>> groups;
-  std::string former;              // fields of groups that are no more
+  std::string former;                                         // fields of groups that are no more
+  std::vector<std::pair<std::string, Departure>> departures;  // to be told to the Store
   std::vector<int> wanted;         // world ranks that somebody asks about
   std::vector<std::string> lines;  // their lines
   bool has_answer = false;
+
+  // Needs the mutex.
+  bool MustTell() const { return to_abort.has_value() || !departures.empty(); }
 
   void Run();
   absl::Status Beat(const std::string& beat);
@@ -116,8 +120,8 @@ void ControlPlane::Shared::Run() {
     }
     std::unique_lock<std::mutex> lock(mutex);
     wake.wait_for(lock, absl::ToChronoMilliseconds(options.interval),
-                  [this] { return stop || to_abort.has_value() || !wanted.empty(); });
-    if (stop && !to_abort) {
+                  [this] { return stop || MustTell() || !wanted.empty(); });
+    if (stop && !MustTell()) {
       lock.unlock();
       static_cast<void>(Beat(kLeft));
       lock.lock();
@@ -140,6 +144,7 @@ absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
   std::vector<int> ask;
   std::optional<absl::Status> abort;
   std::vector<std::shared_ptr<ControlGroup>> living;  // their destructor takes the mutex
+  std::vector<std::pair<std::string, Departure>> leaving;
   {
     std::lock_guard<std::mutex> lock(mutex);
     for (const auto& [name, weak] : groups) {
@@ -153,10 +158,14 @@ absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
     absl::StrAppend(&line, former);
     ask = wanted;
     abort.swap(to_abort);
-    telling = abort.has_value();
+    leaving.swap(departures);
+    telling = abort.has_value() || !leaving.empty();
   }
-  if (abort) {
-    absl::Status status = TellStore(*abort);
+  if (abort || !leaving.empty()) {
+    absl::Status status = abort ? TellStore(*abort) : absl::OkStatus();
+    for (const auto& [name, departure] : leaving) {
+      if (status.ok()) status = WriteDeparture(*store, name, departure);
+    }
     std::lock_guard<std::mutex> lock(mutex);
     telling = false;
     answered.notify_all();
@@ -178,7 +187,13 @@ absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
   }
   auto reason = store->TryGet(kAbortKey);
   if (!reason.ok()) return reason.status();
-  if (reason->has_value()) TellGroups(absl::AbortedError("aborted by " + **reason));
+  if (reason->has_value()) {
+    TellGroups(absl::AbortedError("aborted by " + **reason));
+    return absl::OkStatus();
+  }
+  for (const auto& group : living) {
+    if (absl::Status status = group->LookWhoLeft(); !status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 
@@ -237,6 +252,20 @@ void ControlPlane::Abort(const absl::Status& reason) {
                              [this] { return !shared_->to_abort && !shared_->telling; });
 }
 
+void ControlPlane::Leave() {
+  std::vector<std::shared_ptr<ControlGroup>> living;
+  std::unique_lock<std::mutex> lock(shared_->mutex);
+  for (const auto& [name, weak] : shared_->groups) {
+    if (std::shared_ptr<ControlGroup> group = weak.lock()) {
+      group->Leave();
+      living.push_back(std::move(group));
+    }
+  }
+  shared_->answered.wait_for(lock, absl::ToChronoMilliseconds(2 * shared_->options.interval),
+                             [this] { return !shared_->MustTell() && !shared_->telling; });
+  lock.unlock();  // before the groups go
+}
+
 ControlGroup::ControlGroup(std::shared_ptr<ControlPlane::Shared> shared, std::string name,
                            std::vector<int> world_ranks,
                            std::function<void(const absl::Status&)> on_abort)
@@ -252,11 +281,56 @@ ControlGroup::~ControlGroup() {
   std::lock_guard<std::mutex> lock(shared_->mutex);
   if (shared_->former.size() > kMaxFormer) shared_->former.clear();
   shared_->former += GroupField(name_, issued_, completed_, Name(last_kind_.load()));
+  Leave();
+}
+
+void ControlGroup::Leave() {
+  if (world_ranks_.size() == 1 || std::exchange(left_, true)) return;
+  shared_->departures.push_back({name_, Departure{rank_, Counts()}});
+  shared_->wake.notify_all();
 }
 
 void ControlGroup::Issued(const Operation& operation) {
-  last_kind_.store(operation.kind, std::memory_order_relaxed);
-  issued_.store(operation.sequence, std::memory_order_release);
+  started_.fetch_add(1, std::memory_order_relaxed);
+  if (IsCollective(operation.kind)) {
+    last_kind_.store(operation.kind, std::memory_order_relaxed);
+    issued_.store(operation.sequence, std::memory_order_release);
+  } else {
+    std::lock_guard<std::mutex> lock(mutex_);
+    transfers_.Add(operation);
+  }
+}
+
+IssuedCounts ControlGroup::Counts() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  IssuedCounts counts = transfers_;
+  counts.collectives = issued_.load(std::memory_order_acquire);
+  return counts;
+}
+
+absl::Status ControlGroup::LookWhoLeft() {
+  const uint64_t completed = completed_.load(std::memory_order_relaxed);
+  const bool stuck = completed < started_.load(std::memory_order_relaxed) &&
+                     std::exchange(completed_at_beat_, completed) == completed;
+  if (!stuck) return absl::OkStatus();
+  std::vector<Departure> known = departures_;  // changed by this thread alone
+  absl::Status status = ReadDepartures(*shared_->store, name_, known);
+  std::lock_guard<std::mutex> lock(mutex_);
+  departures_ = std::move(known);
+  some_left_.store(!departures_.empty(), std::memory_order_release);
+  return status;
+}
+
+absl::Status ControlGroup::Deserted(const Operation& operation) {
+  const IssuedCounts issued = Counts();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Departure& departure : departures_) {
+    if (IsDeserted(operation, rank_, issued, departure)) {
+      return DesertedError(operation, name_, rank_, static_cast<int>(world_ranks_.size()),
+                           departure);
+    }
+  }
+  return absl::OkStatus();
 }
 
 void ControlGroup::Completed() { completed_.fetch_add(1, std::memory_order_relaxed); }

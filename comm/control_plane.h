@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "lockstep/comm/departure.h"
 #include "lockstep/comm/operation.h"
 #include "lockstep/comm/store.h"
 
@@ -38,8 +39,9 @@ class ControlGroup;
 
 // What MPI and NCCL cannot tell: who has not arrived, and that somebody gave up. Each rank has one
 // thread that tells the Store, twice a second, that it lives and which operations it issued and
-// completed last, and that looks whether another rank has aborted. Two small requests an interval
-// and rank; operations themselves only touch atomics.
+// completed last, and that looks whether another rank has aborted, and, where operations have gone
+// on for an interval, left. Two or three small requests an interval and rank; collectives
+// themselves only touch atomics.
 //
 //   ControlPlane plane(store, world_rank);
 //   auto group = plane.Join("world", {0, 1, 2, 3}, [&](absl::Status reason) { FailAll(reason); });
@@ -62,6 +64,10 @@ class ControlPlane {
   std::shared_ptr<ControlGroup> Join(const std::string& name, std::vector<int> world_ranks,
                                      std::function<void(const absl::Status&)> on_abort);
 
+  // For the end of the process: leaves all communicators, like destroying them. Returns as Abort()
+  // does.
+  void Leave();
+
   // Tells all ranks, and on_abort of this rank's groups, that this one gave up. The first reason of
   // all ranks stays. Returns when the Store has it, so that the process may exit then, or after two
   // intervals where the Store does not answer.
@@ -79,9 +85,16 @@ class ControlGroup {
  public:
   ~ControlGroup();
 
-  // Notes that this rank issued, or completed, a collective. Lock-free.
+  // Notes that this rank issued, or completed, an operation. Lock-free for collectives.
   void Issued(const Operation& operation);
   void Completed();
+
+  // Whether ranks are known to have left the communicator: known within two intervals while an
+  // operation is pending.
+  bool SomeLeft() const { return some_left_.load(std::memory_order_acquire); }
+
+  // The error of a pending operation that a rank which left has not issued; OK where there is none.
+  absl::Status Deserted(const Operation& operation);
 
   // The error of `operation`, which has waited for `waited`, after asking who has not arrived;
   // takes a few intervals. Also where the Store does not answer, which is then part of the error.
@@ -100,13 +113,29 @@ class ControlGroup {
   // time.
   std::optional<std::vector<std::string>> AskPeers();
 
+  // What this rank has issued.
+  IssuedCounts Counts();
+
+  // Asks who has left, if what is pending was so at the last beat.
+  absl::Status LookWhoLeft();
+
+  // Has the thread write that this rank leaves, once. Needs Shared::mutex.
+  void Leave();
+
   const std::shared_ptr<ControlPlane::Shared> shared_;
   const std::string name_;
   const std::vector<int> world_ranks_;
   const int rank_;
   const std::function<void(const absl::Status&)> on_abort_;
-  std::atomic<uint64_t> issued_{0};
-  std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> issued_{0};     // the sequence number of the last collective
+  std::atomic<uint64_t> started_{0};    // operations of all kinds
+  std::atomic<uint64_t> completed_{0};  // likewise
+  uint64_t completed_at_beat_ = 0;      // of the thread
+  std::atomic<bool> some_left_{false};
+  std::mutex mutex_;
+  IssuedCounts transfers_;             // but for collectives
+  std::vector<Departure> departures_;  // of other ranks
+  bool left_ = false;
   std::atomic<OperationKind> last_kind_{OperationKind::kBarrier};
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <tuple>
@@ -11,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lockstep/comm/control_plane.h"
-#include "lockstep/comm/reduce.h"
+#include "lockstep/comm/departure.h"
+#include "lockstep/comm/inprocess/execute.h"
 
 namespace lockstep::comm::inprocess {
 namespace {
@@ -59,89 +59,6 @@ struct Queued {
   Entry entry;
 };
 
-const char* InputOf(const Entry& entry) {
-  return static_cast<const char*>(entry.operation.input.const_data_ptr());
-}
-
-char* OutputOf(const Entry& entry) {
-  return static_cast<char*>(entry.operation.output.mutable_data_ptr());
-}
-
-void Copy(char* to, const char* from, size_t bytes) {
-  if (to != from && bytes != 0) std::memcpy(to, from, bytes);
-}
-
-// Carries out a collective that all ranks have issued; entries are ordered by rank.
-void Execute(const std::vector<Entry>& entries) {
-  const Operation& first = entries[0].operation;
-  const int n = static_cast<int>(entries.size());
-  switch (first.kind) {
-    case OperationKind::kAllReduce: {
-      std::vector<const void*> inputs;
-      for (const Entry& entry : entries) inputs.push_back(OutputOf(entry));
-      Reduce(OutputOf(entries[0]), inputs, first.output.numel(), first.output.scalar_type(),
-             first.op);
-      for (const Entry& entry : entries) {
-        Copy(OutputOf(entry), OutputOf(entries[0]), first.output.nbytes());
-      }
-      break;
-    }
-    case OperationKind::kReduceScatter: {
-      const size_t block = first.output.nbytes();
-      for (int to = 0; to < n; ++to) {
-        std::vector<const void*> inputs;
-        for (const Entry& entry : entries) inputs.push_back(InputOf(entry) + to * block);
-        Reduce(OutputOf(entries[to]), inputs, first.output.numel(), first.output.scalar_type(),
-               first.op);
-      }
-      break;
-    }
-    case OperationKind::kAllGather:
-    case OperationKind::kGather: {
-      const size_t block = first.input.nbytes();
-      for (const Entry& to : entries) {
-        if (!to.operation.output.defined()) continue;
-        for (int from = 0; from < n; ++from) {
-          Copy(OutputOf(to) + from * block, InputOf(entries[from]), block);
-        }
-      }
-      break;
-    }
-    case OperationKind::kAllToAll: {
-      const size_t block = first.input.nbytes() / n;
-      for (int to = 0; to < n; ++to) {
-        for (int from = 0; from < n; ++from) {
-          Copy(OutputOf(entries[to]) + from * block, InputOf(entries[from]) + to * block, block);
-        }
-      }
-      break;
-    }
-    case OperationKind::kBroadcast:
-      for (const Entry& to : entries) {
-        Copy(OutputOf(to), OutputOf(entries[first.peer]), first.output.nbytes());
-      }
-      break;
-    case OperationKind::kSend:
-    case OperationKind::kRecv:
-    case OperationKind::kBarrier:
-      break;
-  }
-}
-
-// The error where the ranks did not issue the same collective; OK where they did.
-absl::Status CheckSame(const std::string& name, const std::vector<Entry>& entries) {
-  const std::string expected = entries[0].operation.Signature();
-  for (const Entry& entry : entries) {
-    const std::string found = entry.operation.Signature();
-    if (found != expected) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the ranks of communicator ", name, " issued different operations as #",
-          entry.operation.sequence, ": rank 0: ", expected, "; rank ", entry.rank, ": ", found));
-    }
-  }
-  return absl::OkStatus();
-}
-
 class Group : public std::enable_shared_from_this<Group> {
  public:
   Group(std::shared_ptr<World> world, std::string name, int size)
@@ -169,6 +86,9 @@ class Group : public std::enable_shared_from_this<Group> {
   void StartAfter(int rank, const Work& work);
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int rank, Vote vote);
 
+  // A rank's communicator is destroyed. What it has issued goes on.
+  void Leave(int rank);
+
   // Called by the state of an operation that is past its deadline.
   void TimeOut(const State* state);
 
@@ -181,6 +101,8 @@ class Group : public std::enable_shared_from_this<Group> {
     uint64_t transfers = 0;
     uint64_t splits = 0;
     OperationKind last = OperationKind::kBarrier;
+    IssuedCounts issued;
+    bool left = false;
     std::deque<Queued> queue;
   };
   struct Meeting {
@@ -191,6 +113,9 @@ class Group : public std::enable_shared_from_this<Group> {
   using TransferKey = std::tuple<int, int, int>;  // source, destination, tag
 
   void Drain(int rank);
+
+  // Breaks the world where somebody waits for a rank that has left without issuing its part.
+  void FailDeserted();
 
   // Adds an operation whose turn has come; returns the entries that it completes. Needs the mutex.
   std::vector<Entry> Arrive(Entry entry);
@@ -203,6 +128,7 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::shared_ptr<World> world_;
   const std::string name_;
   std::vector<Rank> ranks_;
+  bool some_left_ = false;
   std::map<uint64_t, std::map<int, Entry>> collectives_;  // by sequence number, then by rank
   std::map<TransferKey, std::deque<Entry>> sends_;
   std::map<TransferKey, std::deque<Entry>> recvs_;
@@ -216,6 +142,7 @@ class InProcessCommunicator : public Communicator {
       : Communicator(rank, group->size(), at::Device(at::kCPU), group->name(),
                      std::move(flight_recorder)),
         group_(std::move(group)) {}
+  ~InProcessCommunicator() override { group_->Leave(this->rank()); }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(std::optional<int> color, int key) override {
     return group_->Split(rank(), {color, key, flight_recorder()});
@@ -268,9 +195,11 @@ Work Group::Issue(int rank, Operation operation) {
     } else {
       operation.sequence = ++mine.transfers;
     }
+    mine.issued.Add(operation);
     mine.queue.push_back({.entry = {rank, std::move(operation), state}});
   }
   Drain(rank);
+  FailDeserted();
   return Work(std::move(state));
 }
 
@@ -283,7 +212,43 @@ void Group::StartAfter(int rank, const Work& work) {
   work.state()->OnDone([group = shared_from_this(), rank](const absl::Status& status) {
     if (!status.ok()) Break(group->world(), status);
     group->Drain(rank);
+    group->FailDeserted();
   });
+}
+
+void Group::Leave(int rank) {
+  {
+    std::lock_guard<std::mutex> lock(world_->mutex);
+    ranks_[rank].left = true;
+    some_left_ = true;
+  }
+  FailDeserted();
+}
+
+void Group::FailDeserted() {
+  absl::Status status;
+  {
+    std::lock_guard<std::mutex> lock(world_->mutex);
+    if (!some_left_) return;
+    const auto check = [&](const Entry& entry) {
+      for (int rank = 0; rank < size() && status.ok(); ++rank) {
+        const Departure departure = {rank, ranks_[rank].issued};
+        if (ranks_[rank].left &&
+            IsDeserted(entry.operation, entry.rank, ranks_[entry.rank].issued, departure)) {
+          status = DesertedError(entry.operation, name_, entry.rank, size(), departure);
+        }
+      }
+    };
+    for (const auto& [sequence, arrived] : collectives_) {
+      for (const auto& [rank, entry] : arrived) check(entry);
+    }
+    for (const auto* transfers : {&sends_, &recvs_}) {
+      for (const auto& [key, entries] : *transfers) {
+        for (const Entry& entry : entries) check(entry);
+      }
+    }
+  }
+  if (!status.ok()) Break(*world_, status);
 }
 
 void Group::Drain(int rank) {
@@ -335,22 +300,9 @@ std::vector<Entry> Group::Arrive(Entry entry) {
 }
 
 void Group::Complete(const std::vector<Entry>& entries) {
-  absl::Status status;
-  if (entries[0].operation.kind == OperationKind::kSend) {
-    const at::Tensor& from = entries[0].operation.input;
-    const at::Tensor& to = entries[1].operation.output;
-    if (from.scalar_type() != to.scalar_type() || from.numel() != to.numel()) {
-      status = absl::FailedPreconditionError(
-          absl::StrCat("in communicator ", name_, " rank ", entries[0].rank, " issued ",
-                       entries[0].operation.ToString(), ", but rank ", entries[1].rank, " issued ",
-                       entries[1].operation.ToString()));
-    } else {
-      Copy(OutputOf(entries[1]), InputOf(entries[0]), from.nbytes());
-    }
-  } else {
-    status = CheckSame(name_, entries);
-    if (status.ok()) Execute(entries);
-  }
+  std::vector<Operation> operations;
+  for (const Entry& entry : entries) operations.push_back(entry.operation);
+  const absl::Status status = Execute(name_, operations);
   for (const Entry& entry : entries) entry.state->Finish(status);
   if (!status.ok()) Break(*world_, status);
 }

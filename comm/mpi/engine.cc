@@ -46,11 +46,11 @@ Work Engine::Issue(const std::shared_ptr<Group>& group, Operation operation) {
     if (!world.broken.ok()) return Work(world.broken);
     if (IsCollective(operation.kind)) {
       operation.sequence = ++group->collectives;
-      group->control->Issued(operation);
       if (world.detail) QueueDetailCheck(group, operation);
     } else {
       operation.sequence = ++group->transfers;
     }
+    group->control->Issued(operation);
     state = std::make_shared<State>(group, operation, world.options.deadline);
     group->queue.push_back({.operation = std::move(operation), .state = state});
     world.pending.insert(state);
@@ -221,7 +221,7 @@ void Engine::FinishAll(std::vector<std::unique_ptr<Active>> done) {
     if (active->status.ok()) {
       if (active->state->IsDone()) continue;  // its world broke while MPI was still at it
       active->transfer->Finish();
-      if (IsCollective(operation.kind)) active->group->control->Completed();
+      active->group->control->Completed();
     } else {
       active->status = absl::Status(
           active->status.code(),

@@ -180,6 +180,9 @@ class Engine {
   void RunThread();
   void WakeThread(bool now);  // `now`: even from a short nap
 
+  void FailDeserted();
+
+  void LeaveWorlds();
   std::mutex token_;
   // Guarded by token_. requests_[i] belongs to owners_[i].
   std::vector<MPI_Request> requests_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -71,6 +72,7 @@ int RunUntilError(Communicator& comm, const std::string& dir, const std::string&
       if (mode == "abort" && last) comm.Abort(absl::InternalError("disk full"));
       if (mode == "other" && last) status = comm.Barrier().Wait();
       if (mode == "leave" && last) return 0;
+      if (mode == "exit" && last) std::exit(0);
       if (mode == "split" && last) absl::SleepFor(absl::Minutes(10));
       if (mode == "split") status = comm.Split(0, 0).status();
     }
@@ -93,7 +95,8 @@ int Main(int argc, char** argv) {
     if (absl::StartsWith(argv[i], "--dir=")) dir = argv[i] + 6;
   }
   if (mode == "conformance") return RunAbortConformance(argc, argv, dir);
-  auto comm = Create(world, {.deadline = absl::Seconds(2)});
+  const bool leaves = mode == "leave" || mode == "exit";
+  auto comm = Create(world, {.deadline = leaves ? absl::Minutes(30) : absl::Seconds(2)});
   return RunUntilError(**comm, dir, mode);
 }
 

@@ -136,6 +136,34 @@ void Engine::ExpireOverdue() {
   for (const auto& state : late) AskWhoIsMissing(*state);
 }
 
+// Fails the worlds in which an operation waits for a rank that has left without issuing it.
+void Engine::FailDeserted() {
+  struct Waiting {
+    std::shared_ptr<Group> group;
+    Operation operation;
+  };
+  std::vector<Waiting> waiting;
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    for (const auto& weak : worlds_) {
+      const std::shared_ptr<World> world = weak.lock();
+      if (world == nullptr) continue;
+      for (const auto& state : world->pending) {
+        std::shared_ptr<Group> group = state->group_.lock();
+        if (group == nullptr || !group->control->SomeLeft()) continue;
+        waiting.push_back({std::move(group), state->operation_});
+      }
+    }
+  }
+  std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
+    return a.operation.sequence < b.operation.sequence;
+  });
+  for (const auto& [group, operation] : waiting) {
+    const absl::Status status = group->control->Deserted(operation);
+    if (!status.ok()) BreakEverywhere(*group->world, status);
+  }
+}
+
 void Engine::WakeThread(bool now) {
   if (!now && !asleep_.load()) return;
   std::lock_guard<std::mutex> lock(thread_mutex_);
@@ -179,6 +207,7 @@ void Engine::RunThread() {
       nap = std::clamp<nanoseconds>((now - last_drive) / 20, kNap, kMaxSleep);
     }
     if (pending && now - last_check > kExpiryInterval) {
+      FailDeserted();
       ExpireOverdue();
       last_check = Clock::now();
     }
@@ -187,13 +216,27 @@ void Engine::RunThread() {
   }
 }
 
+// Others may still wait for operations of communicators that this process has not destroyed.
+void Engine::LeaveWorlds() {
+  std::vector<std::shared_ptr<World>> worlds;
+  {
+    std::lock_guard<std::mutex> lock(queues_);
+    for (const auto& weak : worlds_) worlds.push_back(weak.lock());
+  }
+  for (const auto& world : worlds) {
+    if (world != nullptr) world->plane->Leave();
+  }
+}
+
 bool Engine::Shutdown() {
   Pause pause(/*spin=*/false);
   while (pending_.load() > 0 && !broken_.load()) {
     const nanoseconds sleep = pause.Next(TryStep());
+    FailDeserted();
     ExpireOverdue();
     if (sleep != nanoseconds(0)) std::this_thread::sleep_for(sleep);
   }
+  LeaveWorlds();
   {
     std::lock_guard<std::mutex> lock(thread_mutex_);
     stop_ = true;

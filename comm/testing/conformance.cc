@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/time/clock.h"
+
 namespace lockstep::comm::testing {
 namespace {
 
@@ -403,6 +405,31 @@ TEST_P(CommunicatorConformance, WhatFollowsGoesOnWithoutItsCommunicator) {
   });
 }
 
+TEST_P(CommunicatorConformance, RanksMayLeaveOnceTheyHaveIssuedAll) {
+  Run([](Communicator& comm) {
+    auto part = comm.Split(0, comm.rank());
+    ASSERT_TRUE(part.ok()) << part.status();
+    const int n = comm.size();
+    at::Tensor received = at::empty({5000}, at::kLong);
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    // One after another: the first has left long before the last comes.
+    absl::SleepFor(comm.rank() * absl::Milliseconds(700));
+    for (int64_t count : {3, 70001, 5}) {
+      tensors.push_back(at::full({count}, comm.rank() + 1, at::kLong));
+      works.push_back((*part)->AllReduce(tensors.back(), ReduceOp::kSum));
+    }
+    works.push_back((*part)->Send(at::full({5000}, comm.rank()), (comm.rank() + 1) % n));
+    works.push_back((*part)->Recv(received, (comm.rank() + n - 1) % n));
+    part->reset();
+    for (const Work& work : works) ExpectOk(work.Wait());
+    for (const at::Tensor& tensor : tensors) {
+      ExpectEqual(tensor, at::full({tensor.numel()}, n * (n + 1) / 2, at::kLong), comm,
+                  "AllReduce");
+    }
+  });
+}
+
 TEST_P(CommunicatorConformance, EmptyGivesTensorsToWorkOn) {
   Run([](Communicator& comm) {
     at::Tensor x = comm.Empty({3, 5}, at::kBFloat16);
@@ -473,7 +500,12 @@ TEST_P(CommunicatorAbortConformance, AbortFailsPendingAndLater) {
     ExpectOk(comm.Barrier().Wait());
     const int last = comm.size() - 1;
     absl::Status status;
+    // The Barrier must have returned everywhere.
+    ExpectOk(comm.store().Set("passed/" + std::to_string(comm.rank()), "so"));
     if (comm.rank() == last) {
+      for (int rank = 0; rank < last; ++rank) {
+        ExpectOk(comm.store().Get("passed/" + std::to_string(rank), absl::Seconds(60)).status());
+      }
       comm.Abort(absl::InternalError("the roof is on fire"));
       status = comm.Barrier().Wait();
     } else {
@@ -494,7 +526,14 @@ TEST_P(CommunicatorAbortConformance, AbortFailsPendingAndLater) {
 TEST_P(CommunicatorAbortConformance, DeadlineNamesWhoDidNotArrive) {
   GetParam().run(absl::Seconds(2), [](Communicator& comm) {
     ExpectOk(comm.Barrier().Wait());
-    if (comm.size() == 1 || comm.rank() == comm.size() - 1) return;
+    if (comm.size() == 1) return;
+    if (comm.rank() == comm.size() - 1) {
+      // Who leaves is another case.
+      for (int rank = 0; rank < comm.rank(); ++rank) {
+        ExpectOk(comm.store().Get("failed/" + std::to_string(rank), absl::Seconds(60)).status());
+      }
+      return;
+    }
     at::Tensor x = at::ones({2, 3});
     const absl::Status status = comm.AllReduce(x, ReduceOp::kSum).Wait();
     const std::string message{status.message()};
@@ -505,6 +544,59 @@ TEST_P(CommunicatorAbortConformance, DeadlineNamesWhoDidNotArrive) {
               std::string::npos)
         << status;
     EXPECT_FALSE(comm.Barrier().Wait().ok());
+    ExpectOk(comm.store().Set("failed/" + std::to_string(comm.rank()), "so"));
+  });
+}
+
+// The error of an operation that rank `comm.size() - 1` left without, on the others.
+void ExpectDeserted(const Communicator& comm, const absl::Status& status, const std::string& what,
+                    const std::string& why) {
+  const std::string message{status.message()};
+  // Ranks tell each other: the first that notices is quoted by the rest.
+  EXPECT_TRUE(absl::IsFailedPrecondition(status) || absl::IsAborted(status)) << status;
+  EXPECT_NE(message.find(what + " of communicator world/1 on rank "), std::string::npos) << status;
+  EXPECT_NE(message.find(" cannot be completed: rank " + std::to_string(comm.size() - 1) +
+                         " has left the communicator " + why),
+            std::string::npos)
+      << status;
+}
+
+TEST_P(CommunicatorAbortConformance, CollectiveFailsWhereARankHasLeft) {
+  GetParam().run(absl::Minutes(30), [](Communicator& comm) {
+    auto part = comm.Split(0, comm.rank());
+    ASSERT_TRUE(part.ok()) << part.status();
+    at::Tensor x = at::ones({2, 3});
+    for (int i = 0; i < 17; ++i) ExpectOk((*part)->AllReduce(x, ReduceOp::kMax).Wait());
+    if (comm.size() == 1) return;
+    if (comm.rank() == comm.size() - 1) {
+      part->reset();
+      return;
+    }
+    ExpectDeserted(comm, (*part)->AllReduce(x, ReduceOp::kSum).Wait(),
+                   "AllReduce #18 (sum, Float [2, 3])",
+                   "after 17 operations; all ranks must issue the same ones (uneven data? see join "
+                   "in parallel/ddp)");
+    EXPECT_FALSE((*part)->Barrier().Wait().ok());
+  });
+}
+
+TEST_P(CommunicatorAbortConformance, RecvFailsWhereItsRankHasLeft) {
+  GetParam().run(absl::Minutes(30), [](Communicator& comm) {
+    auto part = comm.Split(0, comm.rank());
+    ASSERT_TRUE(part.ok()) << part.status();
+    const int last = comm.size() - 1;
+    if (last == 0) return;
+    at::Tensor x = at::full({3}, comm.rank());
+    if (comm.rank() == last) {
+      for (int to = 0; to < last; ++to) ExpectOk((*part)->Send(x, to).Wait());
+      part->reset();
+      return;
+    }
+    ExpectOk((*part)->Recv(x, last).Wait());
+    ExpectEqual(x, at::full({3}, last), comm, "Recv");
+    ExpectDeserted(comm, (*part)->Recv(x, last).Wait(),
+                   "Recv #2 (from rank " + std::to_string(last) + ", tag 0, Long [3])",
+                   "without the Send that matches it");
   });
 }
 
