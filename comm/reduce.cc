@@ -9,33 +9,67 @@
 namespace lockstep::comm {
 namespace {
 
-// Elements that are combined at a time: loops over them vectorise, and they stay in the cache.
+// Elements that are combined at a time: partial results stay in the first cache.
 constexpr int64_t kTile = 1024;
 
 template <typename T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
 
-template <typename T, typename Function>
-void Combine(T* output, const std::vector<const void*>& inputs, int64_t count, bool average,
-             Function function) {
-  Accumulator<T> total[kTile];
+// to[i] = function(left[i], right[i]) / divisor. Left and right may be `to`, but overlap it in no
+// other way.
+template <bool kDivide, typename To, typename Left, typename Right, typename Function>
+[[gnu::always_inline]] inline void CombineTwo(To* to, const Left* left, const Right* right,
+                                              int64_t count, Accumulator<To> divisor,
+                                              Function function) {
+  using Value = Accumulator<To>;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const auto value =
+        static_cast<Value>(function(static_cast<Value>(left[i]), static_cast<Value>(right[i])));
+    to[i] = static_cast<To>(kDivide ? static_cast<Value>(value / divisor) : value);
+  }
+}
+
+template <bool kDivide, typename T, typename Function>
+[[gnu::always_inline]] inline void CombineAll(T* output, const std::vector<const void*>& inputs,
+                                              int64_t count, Function function) {
+  using Value = Accumulator<T>;
+  const size_t ranks = inputs.size();
+  const auto divisor = static_cast<Value>(ranks);
+  Value total[kTile];
   for (int64_t start = 0; start < count; start += kTile) {
     const int64_t tile = std::min(kTile, count - start);
-    const T* first = static_cast<const T*>(inputs[0]) + start;
-    for (int64_t i = 0; i < tile; ++i) total[i] = static_cast<Accumulator<T>>(first[i]);
-    for (size_t rank = 1; rank < inputs.size(); ++rank) {
-      const T* next = static_cast<const T*>(inputs[rank]) + start;
-      for (int64_t i = 0; i < tile; ++i) {
-        total[i] =
-            static_cast<Accumulator<T>>(function(total[i], static_cast<Accumulator<T>>(next[i])));
+    const auto input = [&](size_t rank) { return static_cast<const T*>(inputs[rank]) + start; };
+    T* to = output + start;
+    if (ranks == 1) {
+      std::copy_n(input(0), tile, to);
+    } else if (ranks == 2) {
+      CombineTwo<kDivide>(to, input(0), input(1), tile, divisor, function);
+    } else {
+      CombineTwo<false>(total, input(0), input(1), tile, divisor, function);
+      for (size_t rank = 2; rank + 1 < ranks; ++rank) {
+        CombineTwo<false>(total, total, input(rank), tile, divisor, function);
       }
+      CombineTwo<kDivide>(to, total, input(ranks - 1), tile, divisor, function);
     }
-    if (average) {
-      const auto ranks = static_cast<Accumulator<T>>(inputs.size());
-      for (int64_t i = 0; i < tile; ++i) total[i] = total[i] / ranks;
-    }
-    for (int64_t i = 0; i < tile; ++i) output[start + i] = static_cast<T>(total[i]);
+  }
+}
+
+template <bool kDivide, typename T, typename Function>
+[[gnu::target("avx2")]] void CombineAvx2(T* output, const std::vector<const void*>& inputs,
+                                         int64_t count, Function function) {
+  CombineAll<kDivide>(output, inputs, count, function);
+}
+
+// The same operations on more elements at a time give the same bits, so ranks may differ in it.
+template <bool kDivide, typename T, typename Function>
+void Combine(T* output, const std::vector<const void*>& inputs, int64_t count, Function function) {
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (avx2) {
+    CombineAvx2<kDivide>(output, inputs, count, function);
+  } else {
+    CombineAll<kDivide>(output, inputs, count, function);
   }
 }
 
@@ -44,17 +78,15 @@ void ReduceAs(void* output, const std::vector<const void*>& inputs, int64_t coun
   T* to = static_cast<T*>(output);
   switch (op) {
     case ReduceOp::kSum:
+      return Combine<false>(to, inputs, count, [](auto a, auto b) { return a + b; });
     case ReduceOp::kAverage:
-      return Combine(to, inputs, count, op == ReduceOp::kAverage,
-                     [](auto a, auto b) { return a + b; });
+      return Combine<true>(to, inputs, count, [](auto a, auto b) { return a + b; });
     case ReduceOp::kMin:
-      return Combine(to, inputs, count, /*average=*/false,
-                     [](auto a, auto b) { return b < a ? b : a; });
+      return Combine<false>(to, inputs, count, [](auto a, auto b) { return b < a ? b : a; });
     case ReduceOp::kMax:
-      return Combine(to, inputs, count, /*average=*/false,
-                     [](auto a, auto b) { return a < b ? b : a; });
+      return Combine<false>(to, inputs, count, [](auto a, auto b) { return a < b ? b : a; });
     case ReduceOp::kProduct:
-      return Combine(to, inputs, count, /*average=*/false, [](auto a, auto b) { return a * b; });
+      return Combine<false>(to, inputs, count, [](auto a, auto b) { return a * b; });
   }
 }
 

@@ -120,6 +120,7 @@ bool Engine::TryStep() {
 bool Engine::Step(std::vector<std::unique_ptr<Active>>& done) {
   const Clock::time_point start = Clock::now();
   if (has_ready_.load()) StartQueued(done);
+  if (!shared_.empty()) AdvanceShared(done);
   if (!requests_.empty()) TestRequests(done);
   return !done.empty() || Clock::now() - start > kBusyStep;
 }
@@ -152,13 +153,17 @@ void Engine::StartQueued(std::vector<std::unique_ptr<Active>>& done) {
 void Engine::StartOne(const std::shared_ptr<Group>& group, Queued queued,
                       std::vector<std::unique_ptr<Active>>& done) {
   auto active = std::make_unique<Active>();
-  active->transfer =
-      std::make_unique<Transfer>(*std::move(queued.operation), group->comm, group->internal,
-                                 group->rank, group->size, group->world->options);
+  active->transfer = std::make_unique<Transfer>(*std::move(queued.operation), group->comm,
+                                                group->internal, group->shared.get(), group->rank,
+                                                group->size, group->world->options);
   active->state = std::move(queued.state);
   active->group = group;
   Requests requests;
   active->status = active->transfer->Start(requests);
+  if (active->transfer->advances()) {
+    shared_.push_back(std::move(active));
+    return;
+  }
   if (!active->status.ok() || requests.requests.empty()) {
     done.push_back(std::move(active));
     return;
@@ -172,6 +177,22 @@ void Engine::AddRequests(Active& active, const Requests& requests) {
   for (size_t i = 0; i < requests.requests.size(); ++i) {
     requests_.push_back(requests.requests[i]);
     owners_.push_back({&active, requests.slots[i]});
+  }
+}
+
+void Engine::AdvanceShared(std::vector<std::unique_ptr<Active>>& done) {
+  for (auto it = shared_.begin(); it != shared_.end();) {
+    Active& active = **it;
+    absl::StatusOr<bool> complete = false;
+    // After an error of its world other ranks may still touch the tensors: it stays as it is.
+    if (!active.state->IsDone()) complete = active.transfer->Advance();
+    active.status = complete.status();
+    if (complete.ok() && !*complete) {
+      ++it;
+      continue;
+    }
+    done.push_back(std::move(*it));
+    it = shared_.erase(it);
   }
 }
 

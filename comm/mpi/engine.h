@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "lockstep/comm/control_plane.h"
 #include "lockstep/comm/mpi/options.h"
+#include "lockstep/comm/mpi/shared_group.h"
 #include "lockstep/comm/mpi/transfer.h"
 #include "lockstep/comm/operation.h"
 #include "lockstep/comm/work.h"
@@ -65,6 +66,7 @@ struct World {
   std::shared_ptr<Store> store;        // of the control plane
   std::shared_ptr<Store> users_store;  // a part of it
   int rank = 0;
+  std::vector<char*> arenas;  // by rank; see ShareArenas
   bool detail = DetailMode();
   std::shared_ptr<trace::FlightRecorder> flight_recorder =
       std::make_shared<trace::FlightRecorder>();
@@ -85,6 +87,7 @@ struct Group {
   int rank = 0;
   int size = 1;
   std::vector<int> world_ranks;
+  std::unique_ptr<SharedGroup> shared;  // null where the ranks share no memory
   std::shared_ptr<ControlGroup> control;
 
   // Guarded by Engine::queues_.
@@ -166,6 +169,7 @@ class Engine {
   void StartQueued(std::vector<std::unique_ptr<Active>>& done);
   void StartOne(const std::shared_ptr<Group>& group, Queued queued,
                 std::vector<std::unique_ptr<Active>>& done);
+  void AdvanceShared(std::vector<std::unique_ptr<Active>>& done);
   void TestRequests(std::vector<std::unique_ptr<Active>>& done);
   void AddRequests(Active& active, const Requests& requests);
   void FinishAll(std::vector<std::unique_ptr<Active>> done);
@@ -176,18 +180,19 @@ class Engine {
   void Expire(State& state);
   void AskWhoIsMissing(State& state);  // needs expiry_
   void ExpireOverdue();
+  void FailDeserted();
+
+  void LeaveWorlds();
 
   void RunThread();
   void WakeThread(bool now);  // `now`: even from a short nap
 
-  void FailDeserted();
-
-  void LeaveWorlds();
   std::mutex token_;
   // Guarded by token_. requests_[i] belongs to owners_[i].
   std::vector<MPI_Request> requests_;
   std::vector<Owner> owners_;
   std::list<std::unique_ptr<Active>> active_;
+  std::list<std::unique_ptr<Active>> shared_;  // those that go through shared memory
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 

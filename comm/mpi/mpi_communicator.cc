@@ -15,8 +15,10 @@
 #include "lockstep/comm/mpi/adopt.h"
 #include "lockstep/comm/mpi/engine.h"
 #include "lockstep/comm/mpi/mpi_status.h"
+#include "lockstep/comm/mpi/node.h"
 #include "lockstep/comm/mpi/rendezvous.h"
 #include "lockstep/comm/mpi/runtime.h"
+#include "lockstep/comm/mpi/shared_empty.h"
 
 namespace lockstep::comm::mpi {
 namespace {
@@ -46,6 +48,12 @@ class MpiCommunicator : public Communicator {
     if (Engine::Get().Break(world, here)) world.plane->Abort(reason);
   }
 
+  at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype) override {
+    const bool shares = group_->shared != nullptr;
+    const at::Tensor shared = shares ? SharedEmpty(*ProcessArena(), sizes, dtype) : at::Tensor();
+    return shared.defined() ? shared : Communicator::Empty(sizes, dtype);
+  }
+
   Store& store() override { return *group_->world->users_store; }
 
   Work Issue(Operation operation) override {
@@ -67,6 +75,15 @@ absl::Status SetUp(Group& group, MPI_Comm comm) {
   LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_rank(comm, &group.rank));
   LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_size(comm, &group.size));
   return absl::OkStatus();
+}
+
+// Needs the token.
+absl::Status ShareMemory(Group& group) {
+  std::vector<char*> bases;
+  for (int rank : group.world_ranks) bases.push_back(group.world->arenas[rank]);
+  absl::StatusOr<std::unique_ptr<SharedGroup>> shared = MakeSharedGroup(group.internal, bases);
+  if (shared.ok()) group.shared = *std::move(shared);
+  return shared.status();
 }
 
 void JoinControlPlane(Group& group) {
@@ -138,20 +155,22 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(std::option
   auto group = std::make_shared<Group>();
   group->world = group_->world;
   group->name = colors.size() > 1 && color ? absl::StrCat(name, ".", *color) : name;
+  for (const auto& [member_key, member] : members) {
+    group->world_ranks.push_back(group_->world_ranks[member]);
+  }
   absl::Status status = engine.WithToken([&]() -> absl::Status {
     MPI_Comm comm = MPI_COMM_NULL;
     // Not of group_->comm, where operations may still wait for their turn.
     LOCKSTEP_MPI_RETURN_IF_ERROR(MPI_Comm_split(group_->internal, place, key, &comm));
-    return color ? SetUp(*group, comm) : absl::OkStatus();
+    if (!color) return absl::OkStatus();
+    if (absl::Status s = SetUp(*group, comm); !s.ok()) return s;
+    return ShareMemory(*group);
   });
   if (!status.ok()) {
     engine.BreakEverywhere(*group_->world, status);
     return status;
   }
   if (!color) return std::unique_ptr<Communicator>();
-  for (const auto& [member_key, member] : members) {
-    group->world_ranks.push_back(group_->world_ranks[member]);
-  }
   JoinControlPlane(*group);
   return std::make_unique<MpiCommunicator>(std::move(group));
 }
@@ -196,13 +215,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> Adopt(MPI_Comm comm, const Options
     if (!store.ok()) return store.status();
     world->store = (*store)->WithPrefix("lockstep/");
     world->users_store = (*store)->WithPrefix("user/");
-    return absl::OkStatus();
+    group->world_ranks.resize(group->size);
+    std::iota(group->world_ranks.begin(), group->world_ranks.end(), 0);
+    world->arenas.resize(group->size);
+    if (!options.shared_memory) return absl::OkStatus();
+    absl::StatusOr<std::vector<char*>> arenas = ShareArenas(group->internal);
+    if (!arenas.ok()) return arenas.status();
+    world->arenas = *std::move(arenas);
+    return ShareMemory(*group);
   });
   if (!status.ok()) return status;
   world->rank = group->rank;
   world->plane = std::make_unique<ControlPlane>(world->store, world->rank);
-  group->world_ranks.resize(group->size);
-  std::iota(group->world_ranks.begin(), group->world_ranks.end(), 0);
   JoinControlPlane(*group);
   engine.AddWorld(world);
   return std::make_unique<MpiCommunicator>(std::move(group));

@@ -22,9 +22,15 @@
 // PROGRESS. Operations go on in the background while the caller computes: a thread drives MPI while
 // something is pending and nobody waits. It takes turns with the caller's threads for the cores.
 //
+// MEMORY. Ranks of one node read and write each other's memory instead of sending messages, in
+// communicators whose ranks all share it, where the system lets them (it does not from container to
+// container). Tensors made by Empty are shared themselves; others are copied through 2 MiB on the
+// way. Of what Empty's tensors leave, 32 MiB are kept for the next ones; nothing stays of a killed
+// process.
+//
 // REDUCTIONS. The order of additions depends on the numbers of ranks and elements, not on the run.
 // f16 and bf16 are combined in f32 and rounded at the end; in MPI's own reductions, of tensors
-// below Options::exchange_bytes, after every two ranks.
+// below Options::exchange_bytes where memory is not shared, after every two ranks.
 //
 // FAILURE. One rank serves a Store beside MPI, by which the ranks learn of each other's Abort and
 // say who is missing (see ControlPlane). After an error other than a refusal the process should

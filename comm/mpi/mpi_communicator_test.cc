@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -17,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "lockstep/comm/mpi/adopt.h"
 #include "lockstep/comm/mpi/gtest_main.h"
+#include "lockstep/tools/trace/memory.h"
 
 namespace lockstep::comm::mpi {
 namespace {
@@ -39,8 +42,8 @@ at::Tensor Sum(int ranks, int64_t count, at::ScalarType dtype) {
 }
 
 // Tensors of many segments, whose last block is shorter than the others.
-TEST(MpiCommunicatorTest, ReducesLargeTensors) {
-  const auto comm = World();
+TEST(MpiCommunicatorTest, ReducesLargeTensorsByMessages) {
+  const auto comm = World({.shared_memory = false});
   const int n = comm->size();
   for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
     for (int64_t count : {int64_t{(1 << 20) + 1}, int64_t{300007}}) {
@@ -62,8 +65,115 @@ TEST(MpiCommunicatorTest, ReducesLargeTensors) {
   }
 }
 
-TEST(MpiCommunicatorTest, ReducesManyLargeTensorsAtOnce) {
+// Which ranks have their tensors from Communicator::Empty: tensors of several rounds where some do
+// not.
+class SharedMemoryTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // A tensor of `values`.
+  at::Tensor Place(const at::Tensor& values) {
+    const bool shared = GetParam() == "All" || (GetParam() == "Even" && comm_->rank() % 2 == 0);
+    at::Tensor tensor = shared ? comm_->Empty(values.sizes(), values.scalar_type())
+                               : at::empty(values.sizes(), values.options());
+    return tensor.copy_(values);
+  }
+
+  void ExpectDone(const Work& work, const at::Tensor& found, const at::Tensor& expected) {
+    const absl::Status status = work.Wait();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(at::equal(found, expected));
+  }
+
+  const std::unique_ptr<Communicator> comm_ = World();
+};
+
+TEST_P(SharedMemoryTest, CarriesOutEveryCollective) {
+  const int n = comm_->size();
+  const int rank = comm_->rank();
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kByte}) {
+    for (int64_t count : {4097, 600007}) {
+      SCOPED_TRACE(absl::StrCat(count, " of ", c10::toString(dtype)));
+      at::Tensor x = Place(Values(rank, count, dtype));
+      ExpectDone(comm_->AllReduce(x, ReduceOp::kSum), x, Sum(n, count, dtype));
+
+      at::Tensor blocks = Place(Values(rank, count * n, dtype));
+      at::Tensor block = Place(at::zeros({count}, dtype));
+      const at::Tensor mine = Sum(n, count * n, dtype).narrow(0, rank * count, count);
+      ExpectDone(comm_->ReduceScatterInto(block, blocks, ReduceOp::kSum), block, mine);
+      EXPECT_TRUE(at::equal(blocks, Values(rank, count * n, dtype)));
+      at::Tensor slice = blocks.narrow(0, rank * count, count);
+      ExpectDone(comm_->ReduceScatterInto(slice, blocks, ReduceOp::kSum), slice, mine);
+
+      std::vector<at::Tensor> all;
+      for (int i = 0; i < n; ++i) all.push_back(Values(i, count, dtype));
+      block.copy_(Values(rank, count, dtype));
+      ExpectDone(comm_->AllGatherInto(blocks, block), blocks, at::cat(all));
+      blocks.zero_();
+      slice.copy_(Values(rank, count, dtype));
+      ExpectDone(comm_->AllGatherInto(blocks, slice), blocks, at::cat(all));
+
+      blocks.zero_();
+      ExpectDone(comm_->GatherInto(blocks, block, n - 1), blocks,
+                 rank == n - 1 ? at::cat(all) : at::zeros({count * n}, dtype));
+
+      at::Tensor in = Place(Values(rank, count * n, dtype));
+      for (int i = 0; i < n; ++i) {
+        all[i] = Values(i, count * n, dtype).narrow(0, rank * count, count);
+      }
+      ExpectDone(comm_->AllToAll(blocks, in), blocks, at::cat(all));
+
+      ExpectDone(comm_->Broadcast(block, n - 1), block, Values(n - 1, count, dtype));
+      ExpectDone(comm_->Barrier(), block, Values(n - 1, count, dtype));
+    }
+  }
+}
+
+TEST_P(SharedMemoryTest, CarriesOutManyAtOnceOnTwoCommunicators) {
+  auto split = comm_->Split(0, -comm_->rank());
+  ASSERT_TRUE(split.ok()) << split.status();
+  std::vector<at::Tensor> tensors;
+  std::vector<Work> works;
+  for (int i = 0; i < 24; ++i) {
+    const int64_t count = i % 3 == 0 ? 700001 : 1 + i;
+    tensors.push_back(Place(Values(comm_->rank() + i, count, at::kDouble)));
+    Communicator& comm = i % 2 == 0 ? *comm_ : **split;
+    works.push_back(comm.AllReduce(tensors.back(), ReduceOp::kMax));
+  }
+  for (int i = 23; i >= 0; --i) {
+    at::Tensor expected = Values(i, tensors[i].numel(), at::kDouble);
+    for (int rank = 1; rank < comm_->size(); ++rank) {
+      expected = expected.maximum(Values(rank + i, tensors[i].numel(), at::kDouble));
+    }
+    ExpectDone(works[i], tensors[i], expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(MpiCommunicatorTest, SharedMemoryTest,
+                         ::testing::Values("None", "Even", "All"),
+                         [](const auto& info) { return info.param; });
+
+// Blocks of memory are reused by other tensors once theirs are gone, and counted while they live.
+TEST(MpiCommunicatorTest, MemoryOfEmptyIsCountedAndFreed) {
+  trace::InstallCountingAllocator();
   const auto comm = World();
+  const auto gradients = [] {
+    return trace::GetMemory().live_by_category[trace::Index(trace::MemoryCategory::kGradients)];
+  };
+  const int64_t before = gradients();
+  trace::MemoryScope scope(trace::MemoryCategory::kGradients);
+  at::Tensor x = comm->Empty({100003}, at::kFloat);
+  const void* data = x.data_ptr();
+  EXPECT_EQ(gradients() - before, 100003 * 4);
+  EXPECT_TRUE(trace::Recategorize(x.storage().data(), trace::MemoryCategory::kBuckets));
+  EXPECT_EQ(gradients(), before);
+  x = at::Tensor();
+  if (comm->size() > 1) {
+    x = comm->Empty({100001}, at::kFloat);
+    EXPECT_EQ(x.data_ptr(), data);
+  }
+}
+
+TEST(MpiCommunicatorTest, ReducesManyLargeTensorsAtOnce) {
+  const auto comm = World({.shared_memory = false});
   const int64_t count = 100003;
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;
@@ -82,22 +192,28 @@ TEST(MpiCommunicatorTest, ReducesManyLargeTensorsAtOnce) {
 }
 
 TEST(MpiCommunicatorTest, HalfPrecisionIsCombinedInSinglePrecision) {
-  const auto comm = World({.exchange_bytes = 1});
-  // In bf16, 256 + 1 is 256, but 256 + 1 + 1 + 1 is 259, which rounds to 260.
-  at::Tensor x = at::full({100}, comm->rank() == 0 ? 256 : 1, at::kBFloat16);
-  ASSERT_TRUE(comm->AllReduce(x, ReduceOp::kSum).Wait().ok());
-  const at::Tensor exact = at::full({100}, 255 + comm->size(), at::kFloat).to(at::kBFloat16);
-  EXPECT_TRUE(at::equal(x, exact)) << x[0].item<float>();
+  for (bool shared : {true, false}) {
+    const auto comm = World({.shared_memory = shared, .exchange_bytes = 1});
+    for (int64_t count : {100, 100003}) {
+      // In bf16, 256 + 1 is 256, but 256 + 1 + 1 + 1 is 259, which rounds to 260.
+      at::Tensor x = at::full({count}, comm->rank() == 0 ? 256 : 1, at::kBFloat16);
+      ASSERT_TRUE(comm->AllReduce(x, ReduceOp::kSum).Wait().ok());
+      const at::Tensor exact = at::full({count}, 255 + comm->size(), at::kFloat).to(at::kBFloat16);
+      EXPECT_TRUE(at::equal(x, exact)) << x[0].item<float>();
+    }
+  }
 }
 
 // Nobody waits and no call is made: the thread alone has to do it.
 TEST(MpiCommunicatorTest, ProgressesInTheBackground) {
-  const auto comm = World();
-  for (int64_t count : {int64_t{1}, int64_t{1000003}}) {
-    at::Tensor x = at::ones({count});
-    const Work work = comm->AllReduce(x, ReduceOp::kSum);
-    while (!work.IsDone()) absl::SleepFor(absl::Milliseconds(1));
-    EXPECT_TRUE(at::equal(x, at::full({count}, comm->size(), at::kFloat)));
+  for (bool shared : {true, false}) {
+    const auto comm = World({.shared_memory = shared});
+    for (int64_t count : {int64_t{1}, int64_t{1000003}}) {
+      at::Tensor x = at::ones({count});
+      const Work work = comm->AllReduce(x, ReduceOp::kSum);
+      while (!work.IsDone()) absl::SleepFor(absl::Milliseconds(1));
+      EXPECT_TRUE(at::equal(x, at::full({count}, comm->size(), at::kFloat)));
+    }
   }
 }
 

@@ -21,12 +21,13 @@ Backend Processes(const std::string& name, mpi::Options options) {
 
 std::string NameOf(const ::testing::TestParamInfo<Backend>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, CommunicatorConformance,
-                         ::testing::Values(Processes("Default", {}),
-                                           Processes("Cut", {.max_elements_per_call = 1000}),
-                                           Processes("CutFine", {.max_elements_per_call = 100}),
-                                           Processes("Exchanged", {.exchange_bytes = 1})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Mpi, CommunicatorConformance,
+    ::testing::Values(Processes("Default", {}), Processes("Messages", {.shared_memory = false}),
+                      Processes("Cut", {.shared_memory = false, .max_elements_per_call = 1000}),
+                      Processes("CutFine", {.shared_memory = false, .max_elements_per_call = 100}),
+                      Processes("Exchanged", {.shared_memory = false, .exchange_bytes = 1})),
+    NameOf);
 
 }  // namespace
 }  // namespace lockstep::comm::testing

@@ -12,12 +12,17 @@ struct Options {
   // 30 min.
   absl::Duration deadline = absl::Minutes(30);
 
-  // Larger operations are cut into several MPI calls. Equal on all ranks; 2^31 - 1 elements.
+  // Ranks that share a node read and write each other's memory, where the system lets them, instead
+  // of sending messages. Equal on all ranks; true.
+  bool shared_memory = true;
+
+  // Larger operations are cut into several MPI calls, where MPI carries them out. Equal on all
+  // ranks; 2^31 - 1 elements.
   int64_t max_elements_per_call = std::numeric_limits<int32_t>::max();
 
-  // AllReduce and ReduceScatter of tensors from this size on, among at most 32 ranks, are carried
-  // out by messages between each two ranks, which is faster here than Open MPI's own. Equal on all
-  // ranks; 128 KiB.
+  // Without shared memory, AllReduce and ReduceScatter of tensors from this size on, among at most
+  // 32 ranks, are carried out by messages between each two ranks, which is faster here than Open
+  // MPI's own. Equal on all ranks; 128 KiB.
   int64_t exchange_bytes = 128 << 10;
 };
 

@@ -45,7 +45,11 @@ class Engine::Pause {
   nanoseconds Next(bool busy) {
     const Clock::time_point now = Clock::now();
     if (std::exchange(slept_, false)) return nanoseconds(0);  // with cold caches all steps are long
-    if (busy) idle_since_ = now;
+    if (busy) {
+      // To take turns with who computes would cost both their caches.
+      idle_since_ = now;
+      return nanoseconds(0);
+    }
     const nanoseconds idle = now - idle_since_;
     if (idle < spin_) {
       Relax();

@@ -34,11 +34,12 @@ class StridedType {
 
 }  // namespace
 
-Transfer::Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, int rank, int size,
-                   const Options& options)
+Transfer::Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, SharedGroup* shared,
+                   int rank, int size, const Options& options)
     : operation_(std::move(operation)),
       comm_(comm),
       internal_(internal),
+      shared_group_(shared),
       rank_(rank),
       size_(size),
       max_elements_(options.max_elements_per_call),
@@ -75,6 +76,10 @@ absl::Status Transfer::ForPieces(int64_t count, int64_t limit, Function f) {
 }
 
 absl::Status Transfer::Start(Requests& requests) {
+  if (shared_group_ != nullptr && SharedTransfer::Suits(operation_)) {
+    shared_ = std::make_unique<SharedTransfer>(operation_, *shared_group_);
+    return absl::OkStatus();
+  }
   if (operation_.payload_bytes() >= exchange_bytes_ && Exchange::Suits(operation_, size_)) {
     exchange_ = std::make_unique<Exchange>(operation_, internal_, rank_, size_);
     return exchange_->Start(requests);
@@ -182,7 +187,7 @@ absl::Status Transfer::CheckReceived(const MPI_Status& status) const {
 }
 
 void Transfer::Finish() {
-  if (exchange_ != nullptr) return;
+  if (exchange_ != nullptr || shared_ != nullptr) return;
   if (result_is_first_block_ && rank_ != 0) {
     std::memcpy(output(), input(), operation_.output.nbytes());
   }

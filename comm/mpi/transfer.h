@@ -6,22 +6,29 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "lockstep/comm/mpi/exchange.h"
 #include "lockstep/comm/mpi/options.h"
+#include "lockstep/comm/mpi/shared_transfer.h"
 #include "lockstep/comm/operation.h"
 
 namespace lockstep::comm::mpi {
 
-// One operation as MPI calls: nonblocking ones of MPI 3.1. The calls of this class need the
-// progress token (see Engine), but for Finish().
+// One operation, through shared memory or as MPI calls: nonblocking ones of MPI 3.1. The calls of
+// this class need the progress token (see Engine), but for Finish().
 class Transfer {
  public:
-  // `internal` connects the same ranks as `comm`.
-  Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, int rank, int size,
-           const Options& options);
+  // `internal` connects the same ranks as `comm`, and so does `shared` unless it is null.
+  Transfer(Operation operation, MPI_Comm comm, MPI_Comm internal, SharedGroup* shared, int rank,
+           int size, const Options& options);
 
   // Starts the calls; `requests` receives those to complete.
   absl::Status Start(Requests& requests);
+
+  // Whether it goes through shared memory: there are no requests then, but calls of Advance() until
+  // that returns true.
+  bool advances() const { return shared_ != nullptr; }
+  absl::StatusOr<bool> Advance() { return shared_->Advance(); }
 
   // One of the requests is complete; may start further ones.
   absl::Status Completed(int slot, const MPI_Status& status, Requests& requests);
@@ -47,6 +54,7 @@ class Transfer {
   const Operation operation_;
   const MPI_Comm comm_;
   const MPI_Comm internal_;
+  SharedGroup* const shared_group_;
   const int rank_;
   const int size_;
   const int64_t max_elements_;
@@ -54,7 +62,9 @@ class Transfer {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   int64_t element_bytes_ = 0;
   bool result_is_first_block_ = false;  // of the input, to be copied to the output
-  std::unique_ptr<Exchange> exchange_;  // where that carries the operation out
+  // What carries the operation out, where it is not MPI's own.
+  std::unique_ptr<Exchange> exchange_;
+  std::unique_ptr<SharedTransfer> shared_;
 };
 
 }  // namespace lockstep::comm::mpi

@@ -215,6 +215,14 @@ bool Recategorize(const void* data, MemoryCategory category) {
   return installed && CountingAllocator::ledger().Recategorize(data, category);
 }
 
+void AddBlock(const void* data, int64_t bytes) {
+  if (installed) CountingAllocator::ledger().Add(data, bytes);
+}
+
+void RemoveBlock(const void* data) {
+  if (installed) CountingAllocator::ledger().Remove(data);
+}
+
 MemorySnapshot GetMemory() {
   return installed ? CountingAllocator::ledger().Get() : MemorySnapshot();
 }

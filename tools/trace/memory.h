@@ -26,7 +26,8 @@ namespace lockstep::trace {
 //
 // Bytes are those that the tensor's storage asked for, without the heap's own overhead. A block is
 // subtracted from the category that it is in when it is freed, on whichever thread that is. Tensors
-// over foreign memory (at::from_blob) and tensors of other devices are not counted. Ranks that are
+// over foreign memory (at::from_blob) are counted where that is made known by AddBlock; tensors of
+// other devices are not. Ranks that are
 // threads of one process are counted together. Everything is thread-safe, and does nothing, or
 // gives zeros, until InstallCountingAllocator() was called.
 enum class MemoryCategory : uint8_t {
@@ -81,6 +82,12 @@ class MemoryScope {
 // (tensor.storage().data(), which is not tensor.data_ptr() for every view). False, and no change,
 // for memory that is not counted. Peaks already seen stay as they are.
 bool Recategorize(const void* data, MemoryCategory category);
+
+// For tensors over memory that is not of LibTorch's CPU allocator, shared memory for instance:
+// counts `bytes` from `data` on as the allocator counts its blocks, until RemoveBlock, which comes
+// before the memory is given back. Nothing is counted before InstallCountingAllocator().
+void AddBlock(const void* data, int64_t bytes);
+void RemoveBlock(const void* data);
 
 MemorySnapshot GetMemory();
 

@@ -51,6 +51,21 @@ TEST_F(MemoryTest, CountsWhatStorageAskedFor) {
   EXPECT_EQ(GetMemory().peak - before_.live, 3 * 257 * 4);
 }
 
+TEST_F(MemoryTest, CountsForeignMemoryThatIsMadeKnown) {
+  const int64_t buckets = Live(MemoryCategory::kBuckets);
+  int memory[4];
+  {
+    MemoryScope scope(MemoryCategory::kBuckets);
+    AddBlock(memory, sizeof(memory));
+  }
+  EXPECT_EQ(Live(MemoryCategory::kBuckets) - buckets, 16);
+  EXPECT_TRUE(Recategorize(memory, MemoryCategory::kData));
+  EXPECT_EQ(Live(MemoryCategory::kBuckets), buckets);
+  RemoveBlock(memory);
+  EXPECT_EQ(GetMemory().live, before_.live);
+  EXPECT_FALSE(Recategorize(memory, MemoryCategory::kData));
+}
+
 TEST_F(MemoryTest, InstallingAgainDoesNotCountTwice) {
   InstallCountingAllocator();
   at::Tensor a = Bytes(4097);
