@@ -16,8 +16,9 @@ using std::chrono::nanoseconds;
 // A step that takes longer than this moved data: it is worth to make another at once.
 constexpr nanoseconds kBusyStep = microseconds(4);
 
-// Operations from this size on end a nap of the thread.
-constexpr int64_t kKickBytes = 64 << 10;
+// Operations from this size on end a nap of the thread. To wake it for smaller ones costs more than
+// they do, and where a rank waits for them itself, the core that it waits on.
+constexpr int64_t kKickBytes = 1 << 20;
 
 }  // namespace
 
