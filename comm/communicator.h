@@ -42,8 +42,11 @@ namespace lockstep::comm {
 // names the operation, its sequence number, dtype and shape, this rank, and the ranks that had not
 // arrived. An error that nobody waited for is returned by the next call.
 //
-// LIFETIME. Destruction runs no collective and does not wait. Communicators made by Split may
-// outlive the one that they were split from.
+// LIFETIME. Destruction runs no collective and does not wait; what was issued goes on. Who has
+// issued all that the others have may leave. Where a rank has left, or ended its process, without
+// issuing its part of an operation, that fails on the others within seconds: FailedPrecondition,
+// naming the rank and how many it had issued. Communicators made by Split may outlive the one that
+// they were split from.
 //
 // THREADS. Calls may come from several threads; their order must be the same on all ranks.
 class Communicator {
