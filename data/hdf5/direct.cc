@@ -59,7 +59,11 @@ absl::Status DirectReader::Read(RowRange rows, int64_t at, Filling& filling) {
       shared_.counters().chunks_read += 1;
     }
     shared_.counters().bytes_read += part.size() * column.row_bytes;
-    absl::Status status = shared_.source().ReadDirect(column, part, place_, to);
+    absl::Status status;
+    {
+      const Timed timed(shared_.counters().reading);
+      status = shared_.source().ReadDirect(column, part, place_, to);
+    }
     if (status.ok() && !copies) status = filling.Put(column_, at, to, part.begin, part.size());
     if (!status.ok()) return status;
     at += part.size();

@@ -10,6 +10,8 @@ std::recursive_mutex& Mutex() {
   return *mutex;
 }
 
+int depth = 0;  // of Hdf5Locks, one inside the other; guarded by the mutex
+
 herr_t TakeFirst(unsigned depth, const H5E_error2_t* error, void* reason) {
   if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(reason) = error->desc;
   return 0;
@@ -18,9 +20,15 @@ herr_t TakeFirst(unsigned depth, const H5E_error2_t* error, void* reason) {
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(Mutex()) {
+  ++depth;
   // Each thread has an error stack of its own, and each stack prints until told not to.
   thread_local const herr_t quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   (void)quiet;
+}
+
+Hdf5Lock::~Hdf5Lock() {
+  // What a thread leaves on its error stack when it ends is never freed.
+  if (--depth == 0) H5Eclear2(H5E_DEFAULT);
 }
 
 void Handle::Reset() {

@@ -11,10 +11,13 @@
 namespace lockstep::data::hdf5 {
 
 // Held around all calls of HDF5: many builds of it serve one thread only, and the others lock
-// themselves. While it is held, HDF5 prints no errors.
+// themselves. While it is held, HDF5 prints no errors, and Hdf5Reason knows the last one.
 class Hdf5Lock {
  public:
   Hdf5Lock();
+  ~Hdf5Lock();
+  Hdf5Lock(const Hdf5Lock&) = delete;
+  Hdf5Lock& operator=(const Hdf5Lock&) = delete;
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;

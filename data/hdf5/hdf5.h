@@ -77,11 +77,11 @@ class Hdf5Dataset : public Dataset {
 //
 // Reads what h5py, h5repack and others write: any integer, floating-point or boolean type in any
 // byte order, any shape of a row, chunked or not, virtual datasets, and any filter that HDF5 has
-// or finds as a plugin. (HDF5 itself opens the parts of virtual datasets, and locks them unless
-// HDF5_USE_FILE_LOCKING=FALSE is set.) HDF5 serves one thread at a time, so one thread reads along
-// a Loader's order, as far ahead as the memory budget allows. Chunks of whole rows that are stored
-// plain or with gzip, shuffle or fletcher32 are read as they are and decoded by other threads; HDF5
-// decodes the rest. Rows go from the chunk to the batch in one step, with their type and division.
+// or finds as a plugin. HDF5 serves one thread at a time, so one thread reads along a Loader's
+// order, as far ahead as the memory budget allows. Chunks of whole rows that are stored plain or
+// with gzip, shuffle or fletcher32 are read as they are and decoded by other threads; HDF5 decodes
+// the rest. Rows go from the chunk to the batch in one step, with their type and division; plain
+// rows that are read in the order in which they are stored go there straight from the file.
 //
 // Memory: memory_budget_bytes covers all chunks, as stored and decoded, of one Loader (another one
 // at the same time has as much again). The batches are the Loader's. A dataset that is small
