@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "lockstep/comm/launch/detect.h"
+#include "lockstep/tools/malloc/keep_freed_memory.h"
 #include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::tutorials {
@@ -92,6 +93,7 @@ void ExitAtOnce(int exit_status) {
 }
 
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body) {
+  KeepFreedMemory();
   SetFlagsOrExit(argc, argv, usage);
   EnterUsersFolder();
   if (absl::Status status = StatusOf(body); !status.ok()) {

@@ -24,8 +24,8 @@ namespace lockstep::tutorials {
 // Exit status: 0 after body succeeded and after --help, 1 after it failed, 2 where a flag is wrong.
 // A failure is one line on stderr, "PROGRAM: what was wrong", or "PROGRAM: rank 2: ..." where a
 // launcher started several ranks. Of LibTorch's exceptions it shows the first line, without the
-// stack. Signals end the program as they always do. Relative paths start at the folder where
-// `bazel run` was typed.
+// stack. Signals end the program as they always do. malloc keeps what is freed (KeepFreedMemory).
+// Relative paths start at the folder where `bazel run` was typed.
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body);
 
 // For world.h: the parts of RunMain.

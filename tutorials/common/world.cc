@@ -12,6 +12,7 @@
 #include "lockstep/comm/inprocess/inprocess_communicator.h"
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
+#include "lockstep/tools/malloc/keep_freed_memory.h"
 
 namespace lockstep::tutorials {
 
@@ -77,6 +78,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
 int RunRanks(int argc, char** argv, const Usage& usage,
              const std::function<absl::Status(comm::Communicator& world)>& body,
              const launch::RelaunchOptions& options) {
+  KeepFreedMemory();
   if (options.default_ranks > 0) absl::SetFlag(&FLAGS_ranks, RankCount{options.default_ranks});
   SetFlagsOrExit(argc, argv, usage);
   launch::RelaunchIfAlone(argc, argv, options);
