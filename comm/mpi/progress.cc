@@ -23,9 +23,9 @@ constexpr nanoseconds kMinSleep = microseconds(20);
 constexpr nanoseconds kMaxSleep = milliseconds(1);
 
 // The thread: between two looks while somebody waits, or nothing is pending but something was of
-// late.
+// late. It looks for that only briefly: each look interrupts a rank that computes on this core.
 constexpr nanoseconds kNap = microseconds(100);
-constexpr nanoseconds kLinger = milliseconds(5);
+constexpr nanoseconds kLinger = microseconds(200);
 constexpr milliseconds kExpiryInterval(100);
 
 nanoseconds SleepAfter(nanoseconds waited) {
