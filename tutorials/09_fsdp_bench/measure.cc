@@ -129,8 +129,10 @@ class Trainer {
     strategy_->FinishBackward();
     optimizer_->step();
     times_.push_back(trace::SteadyNow() - start);
-    communication_.push_back(strategy_->last_step().communication);
-    exposed_.push_back(strategy_->last_step().exposed);
+    const parallel::StepStatistics& step = strategy_->last_step();
+    backward_.push_back(std::max(step.backward - step.exposed, absl::ZeroDuration()));
+    communication_.push_back(step.communication);
+    exposed_.push_back(step.exposed);
     return loss.detach().to(at::kDouble);
   }
 
@@ -138,7 +140,7 @@ class Trainer {
   void BeginMeasuring() {
     trace::ResetMemoryPeak();
     counters_->Reset();
-    for (auto* times : {&times_, &communication_, &exposed_}) {
+    for (auto* times : {&times_, &backward_, &communication_, &exposed_}) {
       if (times->size() > 1) times->erase(times->begin(), times->end() - 1);
     }
     measured_from_ = times_.size();
@@ -151,6 +153,7 @@ class Trainer {
     const auto steps = static_cast<int64_t>(measured(times_).size());
     result.size = size_;
     result.step = Median(measured(times_));
+    result.backward = Median(measured(backward_));
     result.communication = Median(measured(communication_));
     result.exposed = Median(measured(exposed_));
     const trace::MemorySnapshot memory = trace::GetMemory();
@@ -184,7 +187,7 @@ class Trainer {
   std::unique_ptr<parallel::Strategy> strategy_;
   std::vector<parallel::GradHook> mark_gradients_;
   std::optional<parallel::optim::FusedAdamW> optimizer_;
-  std::vector<absl::Duration> times_, communication_, exposed_;
+  std::vector<absl::Duration> times_, backward_, communication_, exposed_;
   size_t measured_from_ = 0;
 };
 
@@ -218,6 +221,7 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
   for (int64_t& peak : result.peak) bytes.push_back(&peak);
   TakeMaxima(world, bytes);
   result.step = Maximum(world, result.step);
+  result.backward = Maximum(world, result.backward);
   result.communication = Maximum(world, result.communication);
   result.exposed = Maximum(world, result.exposed);
   result.samples_per_second =

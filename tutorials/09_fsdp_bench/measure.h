@@ -39,7 +39,8 @@ struct Measurement {
   int ranks = 1;  // that trained
   ModelSize size;
   std::vector<double> losses;  // of each step, over the global batch
-  absl::Duration step;         // median, warm-up apart; so are the next two
+  absl::Duration step;         // median, warm-up apart; so are the next three
+  absl::Duration backward;     // without waiting; ddp and fsdp measure it
   absl::Duration communication;
   absl::Duration exposed;  // communication that nothing hid
   double samples_per_second = 0;

@@ -60,29 +60,31 @@ std::string Mebibytes(double bytes) { return InMebibytes(static_cast<int64_t>(by
 }  // namespace
 
 std::string TableOf(const Job& job, const std::vector<Measurement>& measurements) {
-  Table table({"strategy", "step\nms", "comm.\nms", "hidden\n%", "samples\n/s", "params\nMiB",
-               "grads\nMiB", "optim.\nMiB", "activ.\nMiB", "kept\nMiB", "peak\nMiB",
-               "sent\nMiB/step", "loss"});
+  Table table({"strategy", "step\nms", "backw.\nms", "comm.\nms", "hidden\n%", "samples\n/s",
+               "params\nMiB", "grads\nMiB", "optim.\nMiB", "activ.\nMiB", "kept\nMiB", "peak\nMiB",
+               "sent\nMiB/step", "coll.\n/step", "loss"});
   for (const Measurement& m : measurements) {
     const double hidden =
         m.communication > absl::ZeroDuration()
             ? std::max(0.0, 100 * (1 - absl::FDivDuration(m.exposed, m.communication)))
             : 0;
     const bool talks = m.collectives > 0;
-    table.AddRow({m.strategy, InMilliseconds(m.step), talks ? InMilliseconds(m.communication) : "-",
+    table.AddRow({m.strategy, InMilliseconds(m.step),
+                  m.backward > absl::ZeroDuration() ? InMilliseconds(m.backward) : "-",
+                  talks ? InMilliseconds(m.communication) : "-",
                   talks ? absl::StrFormat("%.0f", hidden) : "-",
                   absl::StrFormat("%.0f", m.samples_per_second),
                   InMebibytes(Peak(m, MemoryCategory::kParameters)),
                   InMebibytes(Peak(m, MemoryCategory::kGradients)),
                   InMebibytes(Peak(m, MemoryCategory::kOptimizer)),
                   InMebibytes(Peak(m, MemoryCategory::kActivations)), InMebibytes(m.kept),
-                  InMebibytes(m.total_peak), InMebibytes(m.sent_bytes),
+                  InMebibytes(m.total_peak), InMebibytes(m.sent_bytes), absl::StrCat(m.collectives),
                   absl::StrFormat("%.6f", m.losses.back())});
     const Expected expected = ExpectedOf(m);
-    table.AddRow({"  formula", "", "", "", "", Mebibytes(expected.parameters),
+    table.AddRow({"  formula", "", "", "", "", "", Mebibytes(expected.parameters),
                   (m.strategy == "fsdp" ? "<= " : "") + Mebibytes(expected.gradients),
                   Mebibytes(expected.optimizer), "", Mebibytes(expected.kept), "",
-                  Mebibytes(expected.sent), ""});
+                  Mebibytes(expected.sent), "", ""});
   }
   const ModelSize& size = measurements[0].size;
   return absl::StrCat(
@@ -92,7 +94,9 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
           "the slowest rank; bytes a rank, measured.\n",
           job.model, WithThousands(size.parameters), size.element_bytes, job.batch),
       "params to peak: the most during a step. kept: parameters, gradients and optimizer state "
-      "between steps. hidden: communication while computing.\n"
+      "between steps. backw.: backward, waiting apart. hidden: communication while computing. "
+      "coll.: "
+      "collectives.\n"
       "formula: eΨ parameters, eΨ gradients, 2eΨ optimizer state, 4eΨ kept, 2(N-1)/N eΨ sent on a "
       "ring "
       "of N ranks. fsdp keeps 1/N of them,\n"
@@ -152,6 +156,7 @@ absl::Status WriteJson(const std::string& path, const Job& job,
         {"strategy", m.strategy},
         {"ranks", m.ranks},
         {"step_ms", absl::ToDoubleMilliseconds(m.step)},
+        {"backward_ms", absl::ToDoubleMilliseconds(m.backward)},
         {"communication_ms", absl::ToDoubleMilliseconds(m.communication)},
         {"exposed_ms", absl::ToDoubleMilliseconds(m.exposed)},
         {"samples_per_s", m.samples_per_second},
