@@ -11,7 +11,7 @@ void AllReduceHook::SetBuckets(absl::Span<const Bucket> buckets, comm::Communica
 }
 
 void AllReduceHook::Start(size_t bucket) {
-  works_[bucket] = comm_->AllReduce(buckets_[bucket].flat(), comm::ReduceOp::kSum);
+  works_[bucket] = comm_->AllReduce(buckets_[bucket].flat(), comm::ReduceOp::kAverage);
 }
 
 void AllReduceHook::Finish() {

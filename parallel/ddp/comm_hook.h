@@ -33,10 +33,10 @@ namespace lockstep::parallel::ddp {
 //   };
 //   parallel::Ddp ddp(model, comm, {.comm_hook = std::make_shared<SignHook>()});
 //
-// A bucket arrives with this rank's gradients already divided by the number of ranks, so that a sum
-// over the ranks is the average; Finish() must leave that average in it. All ranks get the same
-// calls in the same order, so that what they issue matches. Calls come from the thread that runs
-// backward, with gradients disabled; errors are thrown, as StatusError. A hook serves one Ddp.
+// A bucket arrives with this rank's gradients; Finish() must leave the average over all ranks in
+// it. All ranks get the same calls in
+// the same order, so that what they issue matches. Calls come from the thread that runs backward,
+// with gradients disabled; errors are thrown, as StatusError. A hook serves one Ddp.
 class CommHook {
  public:
   virtual ~CommHook() = default;

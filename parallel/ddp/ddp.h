@@ -61,9 +61,9 @@ struct DdpOptions {
 //
 // BUCKETS. Parameters are cut into buckets from the last to the first, which is about the order in
 // which backward produces their gradients; after the first backward they are cut again in the order
-// that rank 0 saw. When a bucket is full, its all-reduce starts. Each gradient is copied once,
-// divided on the way, into the bucket, and .grad then is a view of it: no second buffer of the
-// gradients' size stays. zero_grad() may drop gradients (the default, and faster) or zero them.
+// that rank 0 saw. When a bucket is full, its all-reduce starts. Each gradient is copied once, into
+// its bucket, and .grad then is a view of it: no second buffer of the gradients' size stays.
+// zero_grad() may drop gradients (the default, and faster) or zero them.
 //
 // BACKWARD. Several forwards may come before one backward, and parameters may be shared by modules.
 // Several backwards in a step add up, under NoSync() with one communication for all. A gradient

@@ -29,7 +29,7 @@ void HalfHook::SetBuckets(absl::Span<const Bucket> buckets, comm::Communicator& 
 void HalfHook::Start(size_t bucket) {
   const at::Tensor& flat = buckets_[bucket].flat();
   if (!sent_[bucket].is_same(flat)) sent_[bucket].copy_(flat);
-  works_[bucket] = comm_->AllReduce(sent_[bucket], comm::ReduceOp::kSum);
+  works_[bucket] = comm_->AllReduce(sent_[bucket], comm::ReduceOp::kAverage);
 }
 
 void HalfHook::Finish() {

@@ -13,10 +13,9 @@ namespace lockstep::parallel::ddp {
 //
 //   parallel::Ddp ddp(model, comm, {.comm_hook = std::make_shared<HalfHook>(at::kBFloat16)});
 //
-// Gradients are divided by the number of ranks before the cast, so that the sum cannot overflow
-// where the average does not; f16 keeps 11 bits of each and loses those below 6e-8, bf16 keeps 8 at
-// the range of f32. Each bucket has a second buffer of 16 bits. Buckets that have 16 bits already
-// are sent as they are.
+// Communicators average without overflow where the average itself does not. f16 keeps 11 bits of
+// each gradient and loses those below 6e-8, bf16 keeps 8 at the range of f32. Each bucket has a
+// second buffer, of 16 bits. Buckets that have 16 bits already are sent as they are.
 class HalfHook : public CommHook {
  public:
   // at::kHalf or at::kBFloat16. StatusError for any other.

@@ -106,6 +106,23 @@ TEST(JoinTest, WorksWithEveryOption) {
   }
 }
 
+TEST(JoinTest, WithoutItARankThatRunsOutOfBatchesIsAnError) {
+  std::vector<torch::nn::Linear> layers = MakeLayers(2);
+  RunRanks(2, [&](comm::Communicator& comm) {
+    Ddp ddp(layers[comm.rank()], comm);
+    try {
+      for (int step = 0; step < 3 - comm.rank(); ++step) {
+        layers[comm.rank()](at::ones({1, 1})).backward();
+      }
+      EXPECT_EQ(comm.rank(), 1);
+    } catch (const StatusError& error) {
+      EXPECT_EQ(comm.rank(), 0);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1 has left the communicator"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("see join in parallel/ddp"));
+    }
+  });
+}
+
 TEST(JoinTest, StaticGraphNeedsAFirstBackwardOfAllRanks) {
   std::vector<torch::nn::Linear> layers = MakeLayers(2);
   RunRanks(2, [&](comm::Communicator& comm) {

@@ -119,7 +119,7 @@ void PowerSgd::PrepareQ(Matrix& matrix) {
 void PowerSgd::Start(size_t bucket) {
   Packed& packed = packed_[bucket];
   if (step_ < options_.start_step || packed.matrices.empty()) {
-    packed.work = comm_->AllReduce(buckets_[bucket].flat(), comm::ReduceOp::kSum);
+    packed.work = comm_->AllReduce(buckets_[bucket].flat(), comm::ReduceOp::kAverage);
     return;
   }
   for (Matrix& matrix : packed.matrices) {
@@ -130,7 +130,7 @@ void PowerSgd::Start(size_t bucket) {
     at::mm_out(matrix.p, matrix.m, matrix.q);
   }
   for (auto& [gradient, place] : packed.full) place.copy_(gradient);
-  packed.work = comm_->AllReduce(packed.first, comm::ReduceOp::kSum);
+  packed.work = comm_->AllReduce(packed.first, comm::ReduceOp::kAverage);
 }
 
 void PowerSgd::Finish() {
@@ -143,7 +143,7 @@ void PowerSgd::Finish() {
       Orthogonalize(matrix.p);
       at::mm_out(matrix.q, matrix.m.t(), matrix.p);
     }
-    packed.work = comm_->AllReduce(packed.second, comm::ReduceOp::kSum);
+    packed.work = comm_->AllReduce(packed.second, comm::ReduceOp::kAverage);
   }
   if (!compress) return;
   for (Packed& packed : packed_) {
@@ -157,8 +157,7 @@ void PowerSgd::Finish() {
         state.error.copy_(matrix.m);
       }
       at::mm_out(matrix.m, matrix.p, matrix.q.t());
-      // In units of the bucket's gradients, which are divided by the number of ranks.
-      if (options_.error_feedback) state.error.sub_(matrix.m, 1.0 / comm_->size());
+      if (options_.error_feedback) state.error.sub_(matrix.m);
     }
   }
 }

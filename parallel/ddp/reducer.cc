@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -103,7 +102,6 @@ void Reducer::Begin(bool shadow) {
     MakeBuckets(order_);
   }
   timer_.BeginBackward();
-  scale_ = 1.0 / comm_.size();
   if (join_) CountActive(shadow);
   if (shadow && join_->count == 0) return;
   running_ = true;
@@ -132,9 +130,6 @@ void Reducer::CountActive(bool shadow) {
   const int64_t* ranks = active.const_data_ptr<int64_t>();
   join_->count = std::accumulate(ranks, ranks + comm_.size(), int64_t{0});
   join_->root = static_cast<int>(std::find(ranks, ranks + comm_.size(), 1) - ranks);
-  if (join_->divide_by_active && join_->count > 0) {
-    scale_ = 1.0 / static_cast<double>(join_->count);
-  }
 }
 
 void Reducer::CheckTrainable() {
@@ -167,11 +162,10 @@ void Reducer::CheckGradient(const Parameter& parameter) {
 }
 
 void Reducer::Store(Parameter& parameter) {
-  const at::Tensor& view = buckets_[parameter.bucket].view(parameter.position);
+  at::Tensor view = buckets_[parameter.bucket].view(parameter.position);
   at::Tensor& gradient = parameter.tensor.mutable_grad();
-  // One pass: the copy into the bucket divides. Where gradients accumulated in place, and so in the
-  // bucket, this only divides.
-  at::mul_out(const_cast<at::Tensor&>(view), gradient, at::Scalar(scale_));
+  // Where gradients have accumulated in place, they are in the bucket already.
+  if (gradient.const_data_ptr() != view.const_data_ptr()) view.copy_(gradient);
   gradient = view;
   MarkStored(parameter);
 }
@@ -184,7 +178,7 @@ void Reducer::StoreUnused(Parameter& parameter, bool shadow) {
     Store(parameter);
     return;
   }
-  const_cast<at::Tensor&>(buckets_[parameter.bucket].view(parameter.position)).zero_();
+  at::Tensor(buckets_[parameter.bucket].view(parameter.position)).zero_();
   MarkStored(parameter);
 }
 
@@ -203,6 +197,12 @@ void Reducer::Finish(bool shadow) {
     hook_->Finish();
     buffers_.Finish();
   });
+  if (join_ && join_->divide_by_active) {
+    for (const Bucket& bucket : buckets_) {
+      at::Tensor flat = bucket.flat();
+      flat.mul_(static_cast<double>(comm_.size()) / static_cast<double>(join_->count));
+    }
+  }
   if (used_.defined() && !shadow) {
     const uint8_t* used = used_.const_data_ptr<uint8_t>();
     for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -112,7 +112,6 @@ class Reducer {
   absl::Status failure_;
 
   bool running_ = false;         // between a backward's first gradient and its end
-  double scale_ = 1;             // of gradients
   std::vector<size_t> pending_;  // gradients still to come, by bucket
   size_t next_ = 0;              // bucket to start
   int64_t arrivals_ = 0;
