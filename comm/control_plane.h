@@ -130,7 +130,6 @@ class ControlGroup {
   std::atomic<uint64_t> issued_{0};     // the sequence number of the last collective
   std::atomic<uint64_t> started_{0};    // operations of all kinds
   std::atomic<uint64_t> completed_{0};  // likewise
-  uint64_t completed_at_beat_ = 0;      // of the thread
   std::atomic<bool> some_left_{false};
   std::mutex mutex_;
   IssuedCounts transfers_;             // but for collectives

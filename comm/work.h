@@ -51,8 +51,8 @@ class WorkState {
 // A handle to an operation that a Communicator has been asked for.
 //
 //   Work work = comm->AllReduce(gradient, ReduceOp::kSum);
-//   ...                                                // other work; the gradient must be left
-//   alone absl::Status status = work.Wait();                 // now it holds the sum
+//   ...                                  // other work, which must leave the gradient alone
+//   absl::Status status = work.Wait();   // now it holds the sum
 //
 // Copies share one operation. Dropping a Work is legal: the operation goes on, the backend keeps
 // its tensors alive until then, and an error nobody waited for is returned by the communicator's
@@ -74,8 +74,9 @@ class Work {
   // place in the order of `next` is taken now, so all ranks order them alike. Hybrid sharding:
   //
   //   Work work = shard.ReduceScatterInto(mine, gradients, ReduceOp::kSum)
-  //                   .Then(replicas, [&](Communicator& c) { return c.AllReduce(mine,
-  //                   ReduceOp::kSum); });
+  //                   .Then(replicas, [&](Communicator& replicas) {
+  //                     return replicas.AllReduce(mine, ReduceOp::kSum);
+  //                   });
   //
   // If this work fails, then so do they.
   Work Then(Communicator& next, const std::function<Work(Communicator&)>& issue) const;

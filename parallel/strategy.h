@@ -24,7 +24,7 @@ struct StepStatistics {
   absl::Duration backward;       // wall time of backward on this rank, waiting included; ddp, fsdp
   absl::Duration communication;  // time during which a collective of this strategy was under way
   absl::Duration exposed;        // of that, the time for which this rank waited
-  int64_t collectives = 0;       // buckets, for DDP
+  int64_t collectives = 0;       // of DDP the buckets, and what its header says beside them
   int64_t payload_bytes = 0;
 };
 

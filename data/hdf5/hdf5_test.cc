@@ -53,10 +53,24 @@ hid_t BoolType() {
   return type;
 }
 
+// Labels with names, in the other byte order.
+hid_t LabelType() {
+  static const hid_t type = [] {
+    const hid_t made = H5Tenum_create(H5T_STD_I16BE);
+    for (int16_t value = 0; value < 100; ++value) {
+      const uint16_t swapped = __builtin_bswap16(static_cast<uint16_t>(value));
+      H5Tenum_insert(made, ("label" + std::to_string(value)).c_str(), &swapped);
+    }
+    return made;
+  }();
+  return type;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, DatasetConformanceTest,
     testing::Values(
         Case("Contiguous", {{}}), Case("Compact", {{.compact = true}}),
+        Case("Enumeration", {{.type = LabelType(), .chunk = {7, 5}}}),
         Case("Chunked", {{.chunk = {7, 5}}}), Case("ChunkedLatest", {{.chunk = {7, 5}}}, {}, true),
         Case("Gzip", {{.sizes = {257, 4}, .chunk = {10, 4}, .gzip = 1}}),
         Case("GzipShuffle", {{.type = H5T_STD_I32LE, .chunk = {7, 5}, .gzip = 9, .shuffle = true}}),

@@ -113,7 +113,9 @@ absl::StatusOr<Element> ElementOf(hid_t type) {
 
 Handle MemoryType(Element element, hid_t file_type) {
   const auto copy = [](hid_t type) { return Handle(H5Tcopy(type), H5Tclose); };
-  if (H5Tget_class(file_type) == H5T_ENUM) return copy(file_type);  // integers are none to HDF5
+  if (H5Tget_class(file_type) == H5T_ENUM) {  // to HDF5 no integers
+    return Handle(H5Tget_native_type(file_type, H5T_DIR_ASCEND), H5Tclose);
+  }
   switch (element) {
     case Element::kUint8:
       return copy(H5T_NATIVE_UINT8);

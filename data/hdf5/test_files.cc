@@ -53,8 +53,13 @@ void WriteDataset(hid_t file, const TestDataset& dataset) {
     }
     const hid_t memory = H5Screate_simple(count.size(), count.data(), nullptr);
     if (H5Tget_class(dataset.type) == H5T_ENUM) {
-      const std::vector<int8_t> bits(values.begin(), values.end());
-      Check(H5Dwrite(id, dataset.type, memory, space, H5P_DEFAULT, bits.data()), "write");
+      const hid_t native = H5Tget_native_type(dataset.type, H5T_DIR_ASCEND);
+      const std::vector<int8_t> bytes(values.begin(), values.end());
+      const std::vector<int16_t> words(values.begin(), values.end());
+      const void* data = H5Tget_size(native) == 1 ? static_cast<const void*>(bytes.data())
+                                                  : static_cast<const void*>(words.data());
+      Check(H5Dwrite(id, native, memory, space, H5P_DEFAULT, data), "write");
+      H5Tclose(native);
     } else if (H5Tget_class(dataset.type) == H5T_INTEGER ||
                H5Tget_class(dataset.type) == H5T_FLOAT) {
       Check(H5Dwrite(id, H5T_NATIVE_INT64, memory, space, H5P_DEFAULT, values.data()), "write");

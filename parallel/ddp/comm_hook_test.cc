@@ -164,6 +164,25 @@ TEST(PowerSgdTest, AMeanOfThatRankIsExact) {
   });
 }
 
+TEST(PowerSgdTest, AMeanOfALowerRankIsExactToo) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    RunRanks(2, [&](comm::Communicator& comm) {
+      Parameters model(std::vector<std::vector<int64_t>>{{1, 40, 30}}, dtype);
+      Ddp ddp(
+          model, comm,
+          {.comm_hook = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 3, .start_step = 0})});
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor gradient =
+            Random({40, 1}, 2 * step).mm(Random({1, 30}, 2 * step + 1)).view({1, 40, 30}).to(dtype);
+        model->Backward({gradient});
+        const double tolerance = dtype == at::kFloat ? 1e-4 : 1e-9;
+        EXPECT_TRUE(model->all[0].grad().allclose(gradient, tolerance, tolerance))
+            << dtype << ", step " << step;
+      }
+    });
+  }
+}
+
 // One rank, rank 1: the algorithm by hand.
 TEST(PowerSgdTest, FollowsThePaper) {
   RunRanks(1, [](comm::Communicator& comm) {

@@ -28,8 +28,9 @@ struct DdpOptions {
   // communicates, so that every forward begins with the same ones; true.
   bool broadcast_buffers = true;
 
-  // Backward may leave parameters out, on some ranks or on all; costs one small all-reduce, and
-  // buckets after one with an unused parameter wait for the end of backward; false.
+  // Backward may leave parameters out, on some ranks or on all, but for one at least on each rank;
+  // costs one small all-reduce, and buckets after one with an unused parameter wait for the end of
+  // backward; false.
   bool find_unused_parameters = false;
 
   // Every backward of a rank reaches the same parameters: the first one finds those that are
@@ -64,6 +65,9 @@ struct DdpOptions {
 // that rank 0 saw. When a bucket is full, its all-reduce starts. Each gradient is copied once, into
 // its bucket, and .grad then is a view of it: no second buffer of the gradients' size stays.
 // zero_grad() may drop gradients (the default, and faster) or zero them.
+//
+// The first backward sends one more message, that order; each one sends the buffers, if there are
+// any.
 //
 // BACKWARD. Several forwards may come before one backward, and parameters may be shared by modules.
 // Several backwards in a step add up, under NoSync() with one communication for all. A gradient

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -21,8 +20,11 @@ std::optional<at::Tensor> AsMatrix(const at::Tensor& gradient, const PowerSgdOpt
   const at::ScalarType dtype = gradient.scalar_type();
   if (gradient.dim() < 2 || gradient.numel() == 0) return std::nullopt;
   if (dtype != at::kFloat && dtype != at::kDouble) return std::nullopt;
-  const at::IntArrayRef strides = gradient.strides();
-  const int64_t outer = std::max_element(strides.begin(), strides.end()) - strides.begin();
+  int64_t outer = 0;  // of the dimensions with more than one element: others have any stride
+  for (int64_t i = 1; i < gradient.dim(); ++i) {
+    const bool longer = gradient.stride(i) > gradient.stride(outer);
+    if (gradient.size(outer) == 1 || (gradient.size(i) > 1 && longer)) outer = i;
+  }
   const int64_t rows = gradient.size(outer);
   const int64_t columns = gradient.numel() / rows;
   const double sent = static_cast<double>((rows + columns) * options.rank);
@@ -30,15 +32,22 @@ std::optional<at::Tensor> AsMatrix(const at::Tensor& gradient, const PowerSgdOpt
   return gradient.as_strided({rows, columns}, {columns, 1});
 }
 
-// Gram-Schmidt. A column that depends on those before it becomes zero, or any unit vector.
+// Gram-Schmidt, twice for each column ("twice is enough", Giraud et al., 2005). A column that
+// depends on those before it, of which only rounding would be left, becomes zero.
 void Orthogonalize(const at::Tensor& matrix) {
+  const double epsilon = matrix.scalar_type() == at::kDouble ? 2.2e-16 : 1.2e-7;
   for (int64_t i = 0; i < matrix.size(1); ++i) {
     at::Tensor column = matrix.select(1, i);
-    const at::Tensor norm = column.norm();
-    if (norm.item<double>() > 0) column.div_(norm);
-    for (int64_t j = i + 1; j < matrix.size(1); ++j) {
-      at::Tensor later = matrix.select(1, j);
-      later.sub_(column * column.dot(later));
+    const double before = column.norm().item<double>();
+    for (int64_t j = 0; j < 2 * i; ++j) {
+      const at::Tensor earlier = matrix.select(1, j % i);
+      column.sub_(earlier * earlier.dot(column));
+    }
+    const double after = column.norm().item<double>();
+    if (after > 100 * epsilon * before) {
+      column.div_(after);
+    } else {
+      column.zero_();
     }
   }
 }

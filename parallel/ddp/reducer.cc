@@ -88,6 +88,7 @@ void Reducer::Accumulated(size_t index) {
                         comm_.Abort(failure_);
                       });
     }
+    if (!parameter.tensor.grad().defined()) return;  // a Function's backward may return none
     CheckGradient(parameter);
     parameter.used = true;
     if (!order_known_) parameter.arrival = arrivals_++;
@@ -104,6 +105,11 @@ void Reducer::Begin(bool shadow) {
   timer_.BeginBackward();
   if (join_) CountActive(shadow);
   if (shadow && join_->count == 0) return;
+  if (shadow && static_graph_ && !recorded_) {
+    ThrowPrecondition(
+        "Join: with static_graph the first backward must be one of all ranks, and this one had no "
+        "batch for it");
+  }
   running_ = true;
   next_ = 0;
   for (Parameter& parameter : parameters_) {
@@ -126,7 +132,7 @@ void Reducer::CountActive(bool shadow) {
   at::Tensor active = join_->active;
   active.zero_();
   if (!shadow) active[comm_.rank()].fill_(1);
-  ThrowIfError(comm_.AllReduce(active, comm::ReduceOp::kSum).Wait());
+  ThrowIfError(timer_.Wait(comm_.AllReduce(active, comm::ReduceOp::kSum)));
   const int64_t* ranks = active.const_data_ptr<int64_t>();
   join_->count = std::accumulate(ranks, ranks + comm_.size(), int64_t{0});
   join_->root = static_cast<int>(std::find(ranks, ranks + comm_.size(), 1) - ranks);
@@ -261,14 +267,10 @@ void Reducer::ShareOrder() {
 bool Reducer::Shadow() {
   bool active = false;
   Guarded("the backward of other ranks", [&] {
-    if (static_graph_ && !recorded_) {
-      ThrowPrecondition(
-          "Join: with static_graph the first backward must be one of all ranks, and this one had "
-          "no batch for it");
-    }
     Begin(/*shadow=*/true);
     active = join_->count > 0;
     if (active) Finish(/*shadow=*/true);
+    if (!active) timer_.End();  // no step of this rank's
   });
   return active;
 }

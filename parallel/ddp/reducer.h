@@ -40,7 +40,7 @@ class Reducer {
   void EndJoin() { join_.reset(); }
 
   // Takes part in a backward of the other ranks with gradients of zero, and without effect on this
-  // rank's model. False, and nothing, where no rank runs one any more.
+  // rank's parameters. False, and nothing, where no rank runs one any more.
   bool Shadow();
 
   // Backwards of this rank that communicated; those of Shadow() apart.

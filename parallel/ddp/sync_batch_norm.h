@@ -13,8 +13,8 @@ namespace lockstep::parallel {
 // Batch normalization over the batches of all ranks together: what one process with the whole batch
 // computes, where BatchNorm under DDP would normalize each rank's part by itself.
 //
-//   std::shared_ptr<comm::Communicator> norms = parallel::SplitPrivate(comm);  // one for all of
-//   them struct NetImpl : torch::nn::Module {
+//   std::shared_ptr<comm::Communicator> norms = parallel::SplitPrivate(comm);  // for all of them
+//   struct NetImpl : torch::nn::Module {
 //     explicit NetImpl(std::shared_ptr<comm::Communicator> norms)
 //         : norm(register_module("norm", SyncBatchNorm(torch::nn::BatchNormOptions(64), norms))) {}
 //     at::Tensor forward(at::Tensor x) { return norm(conv(x)); }

@@ -114,6 +114,14 @@ void FusedOptimizer::Add(Slot& slot, Update& update) {
   for (size_t i = 0; i < slot.states.size(); ++i) update.states[i].push_back(slot.states[i]);
 }
 
+void FusedOptimizer::Clear(Update& update) {
+  update.scale.reset();
+  update.parameters.clear();
+  update.gradients.clear();
+  update.steps.clear();
+  for (std::vector<at::Tensor>& states : update.states) states.clear();
+}
+
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure != nullptr) {
@@ -123,11 +131,10 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   at::NoGradGuard no_grad;
   if (found_inf_.defined() && found_inf_.item<float>() != 0) return loss;
   for (Batch& batch : batches_) {
+    for (Update* update : {&batch.first, &batch.later}) Clear(*update);  // after an exception
     for (size_t index : batch.slots) {
       Slot& slot = slots_[index];
-      if (!slot.parameter.grad().defined()) continue;
-      Add(slot, slot.started ? batch.later : batch.first);
-      slot.started = true;
+      if (slot.parameter.grad().defined()) Add(slot, slot.started ? batch.later : batch.first);
     }
     if (batch.first.steps.size() + batch.later.steps.size() == batch.slots.size()) {
       batch.steps.add_(1);
@@ -140,11 +147,10 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
       if (update->parameters.empty()) continue;
       if (scale_.defined()) update->scale = scale_;
       Apply(*update);
-      update->scale.reset();
-      update->parameters.clear();
-      update->gradients.clear();
-      update->steps.clear();
-      for (std::vector<at::Tensor>& states : update->states) states.clear();
+      Clear(*update);
+    }
+    for (size_t index : batch.slots) {
+      if (slots_[index].parameter.grad().defined()) slots_[index].started = true;
     }
   }
   return loss;

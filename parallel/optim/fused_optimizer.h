@@ -142,6 +142,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
   };
 
   void Add(Slot& slot, Update& update);
+  static void Clear(Update& update);
 
   std::vector<std::vector<std::string>> state_keys_;  // by group
   std::vector<Slot> slots_;

@@ -19,7 +19,7 @@ int64_t PageFaults() {
 void Step() {
   void* blocks[4];
   for (size_t i = 0; i < 4; ++i) {
-    const size_t bytes = size_t{5'000'000} << i;
+    const size_t bytes = size_t{2'500'000} << i;
     blocks[i] = std::malloc(bytes);
     std::memset(blocks[i], 1, bytes);
   }
@@ -31,7 +31,7 @@ TEST(KeepFreedMemoryTest, StepsStopFaulting) {
   Step();
   const int64_t before = PageFaults();
   for (int step = 0; step < 10; ++step) Step();
-  // 75 MB are 18,310 pages; what the test itself touches is a few.
+  // 37.5 MB are 9,155 pages; what the test itself touches is a few.
   EXPECT_LT(PageFaults() - before, 100);
 }
 
