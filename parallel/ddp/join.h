@@ -24,8 +24,8 @@ struct JoinOptions {
 // In Finish() a rank takes part in the others' backwards with gradients of zero. When all are
 // there, the parameters and buffers of a rank that took the last step are copied to all; the
 // optimizer's state is not, so that it stays behind on ranks that ended earlier. Buffers come from
-// the first rank that still has batches. Gradients are then anything. Backwards under NoSync() need
-// no partner. Each backward waits once for all ranks, to learn who takes part.
+// the first rank that still has batches. After it gradients are unspecified. Backwards under
+// NoSync() need no partner. Each backward waits once for all ranks, to learn who takes part.
 //
 // All ranks make a Join at the same place, at most one for a Ddp at a time, which must outlive it.
 // Destroyed without Finish(), by an exception say, it leaves the others waiting until that rank's

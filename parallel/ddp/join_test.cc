@@ -8,6 +8,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
 #include <vector>
 
 #include "lockstep/comm/testing/run_ranks.h"
@@ -32,7 +33,8 @@ TEST(JoinTest, RanksWithoutBatchesCountAsZeroOrNotAtAll) {
     RunRanks(3, [&](comm::Communicator& comm) {
       torch::nn::Linear& layer = layers[comm.rank()];
       Ddp ddp(layer, comm);
-      Join join(ddp, {.divide_by_active_ranks = divide_by_active});
+      auto join =
+          std::make_unique<Join>(ddp, JoinOptions{.divide_by_active_ranks = divide_by_active});
       const std::vector<double> sums = {1 + 2 + 3, 1 + 3, 1};
       for (int step = 0; step < batches[comm.rank()]; ++step) {
         layer->zero_grad();
@@ -40,7 +42,10 @@ TEST(JoinTest, RanksWithoutBatchesCountAsZeroOrNotAtAll) {
         EXPECT_FLOAT_EQ(layer->weight.grad().item<float>(),
                         sums[step] / (divide_by_active ? 3 - step : 3));
       }
-      join.Finish();
+      join->Finish();
+      join.reset();
+      layer(at::ones({1, 1})).backward();  // of all ranks, and by itself
+      EXPECT_EQ(ddp.last_step().collectives, 1);
     });
   }
 }

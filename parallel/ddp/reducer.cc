@@ -264,13 +264,17 @@ void Reducer::ShareOrder() {
   order_known_ = true;
 }
 
+void Reducer::EndJoin() {
+  join_.reset();
+  timer_.End();  // what ended it belongs to no step
+}
+
 bool Reducer::Shadow() {
   bool active = false;
   Guarded("the backward of other ranks", [&] {
     Begin(/*shadow=*/true);
     active = join_->count > 0;
     if (active) Finish(/*shadow=*/true);
-    if (!active) timer_.End();  // no step of this rank's
   });
   return active;
 }

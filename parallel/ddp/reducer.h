@@ -37,7 +37,7 @@ class Reducer {
   // From now on each backward first learns which ranks take part in it, and with
   // `divide_by_active` averages over these alone. Join undoes it.
   void BeginJoin(bool divide_by_active);
-  void EndJoin() { join_.reset(); }
+  void EndJoin();
 
   // Takes part in a backward of the other ranks with gradients of zero, and without effect on this
   // rank's parameters. False, and nothing, where no rank runs one any more.
