@@ -1,5 +1,4 @@
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -20,6 +19,7 @@
 #include "lockstep/models/classifier.h"
 #include "lockstep/models/convnet/convnet.h"
 #include "lockstep/models/mlp/mlp.h"
+#include "lockstep/models/testing/uniform.h"
 #include "lockstep/models/vit/vit.h"
 #include "lockstep/parallel/checkpoint/safetensors.h"
 #include "lockstep/parallel/unit.h"
@@ -31,7 +31,7 @@ namespace {
 using parallel::checkpoint::LoadInto;
 using parallel::checkpoint::SaveModule;
 using parallel::checkpoint::StateDict;
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 constexpr char kSmallVitFile[] = "models/testdata/vit_small.safetensors";
 const VitOptions kSmallVit = {.dim = 8, .depth = 2, .heads = 2};
@@ -41,20 +41,6 @@ nlohmann::json Golden(const std::string& model) {
   return nlohmann::json::parse(file)[model];
 }
 
-// uniform() of testdata/generate.py.
-at::Tensor Uniform(uint32_t stream, at::IntArrayRef shape) {
-  at::Tensor result = at::empty(shape, at::kDouble);
-  double* out = result.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < result.numel(); ++i) {
-    uint32_t x = static_cast<uint32_t>(i + 1) * 2654435761u + stream * 2246822519u;
-    x ^= x >> 15;
-    x *= 2246822519u;
-    x ^= x >> 13;
-    out[i] = x / 4294967296.0;
-  }
-  return result;
-}
-
 // fill() of testdata/generate.py.
 void Fill(torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
@@ -62,7 +48,7 @@ void Fill(torch::nn::Module& module) {
   for (const auto& [name, tensor] : StateDict(module)) sorted[name] = tensor;
   uint32_t stream = 0;
   for (const auto& [name, tensor] : sorted) {
-    const at::Tensor noise = Uniform(stream++, tensor.sizes()) - 0.5;
+    const at::Tensor noise = testing::Uniform(stream++, tensor.sizes()) - 0.5;
     if (tensor.dim() > 1) {
       tensor.copy_(noise * (2 / std::sqrt(tensor.numel() / tensor.size(0))));
     } else {
@@ -72,7 +58,7 @@ void Fill(torch::nn::Module& module) {
   }
 }
 
-at::Tensor Images() { return Uniform(/*stream=*/1000, {3, 1, 28, 28}); }
+at::Tensor Images() { return testing::Uniform(/*stream=*/1000, {3, 1, 28, 28}); }
 
 void ExpectNear(double actual, double expected, double tolerance, const std::string& what) {
   EXPECT_NEAR(actual, expected, tolerance * std::max(1.0, std::abs(expected))) << what;
@@ -106,7 +92,7 @@ void ExpectGolden(torch::nn::Module& module, Forward forward, const nlohmann::js
   EXPECT_EQ(parameters, golden["gradient_norms"].size());
 }
 
-class GoldenTest : public testing::TestWithParam<std::string> {};
+class GoldenTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenTest, HasPythonsStateDict) {
   Classifier model = ValueOrThrow(Create(GetParam()));
@@ -135,7 +121,7 @@ TEST_P(GoldenTest, DrawsPythonsWeightsFromASeed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, testing::Values("mlp", "convnet", "vit"),
+INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, ::testing::Values("mlp", "convnet", "vit"),
                          [](const auto& info) { return info.param; });
 
 TEST(SafetensorsOfPython, LoadIntoAModelThatThenComputesTheSame) {
@@ -188,7 +174,7 @@ TEST(Create, GivesAForwardOfTheSameModule) {
 
 TEST(Models, TakeOtherSizes) {
   Mlp mlp(MlpOptions{.inputs = 12, .width = 5, .classes = 3});
-  EXPECT_EQ(mlp(Uniform(0, {2, 3, 4}).to(at::kFloat)).sizes(), at::IntArrayRef({2, 3}));
+  EXPECT_EQ(mlp(testing::Uniform(0, {2, 3, 4}).to(at::kFloat)).sizes(), at::IntArrayRef({2, 3}));
   EXPECT_THROW(Vit(VitOptions{.dim = 10, .heads = 4}), c10::Error);
 }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -20,6 +19,7 @@
 
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/models/classifier.h"
+#include "lockstep/models/testing/uniform.h"
 #include "lockstep/parallel/ddp/ddp.h"
 #include "lockstep/parallel/none/none.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
@@ -38,20 +38,6 @@ using MakeStrategyOf = std::function<std::unique_ptr<Strategy>(std::shared_ptr<t
 nlohmann::json Golden(const std::string& file, const std::string& model) {
   std::ifstream stream("parallel/testing/golden/" + file + ".json");
   return nlohmann::json::parse(stream).at(model);
-}
-
-// uniform() of generate.py.
-at::Tensor Uniform(uint32_t stream, at::IntArrayRef shape) {
-  at::Tensor result = at::empty(shape, at::kDouble);
-  double* out = result.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < result.numel(); ++i) {
-    uint32_t x = static_cast<uint32_t>(i + 1) * 2654435761u + stream * 2246822519u;
-    x ^= x >> 15;
-    x *= 2246822519u;
-    x ^= x >> 13;
-    out[i] = x / 4294967296.0;
-  }
-  return result;
 }
 
 models::Classifier MakeModel(const std::string& name) {
@@ -94,8 +80,8 @@ void Follow(const nlohmann::json& golden, models::Classifier& model, Strategy& s
     double expected = 0;
     for (int each = all ? 0 : rank; each < (all ? ranks : rank + 1); ++each) {
       const auto stream = 2 * (static_cast<uint32_t>(step) * ranks + each);
-      images.push_back(Uniform(stream, {batch, 1, 28, 28}));
-      labels.push_back((Uniform(stream + 1, {batch}) * 10).to(at::kLong));
+      images.push_back(models::testing::Uniform(stream, {batch, 1, 28, 28}));
+      labels.push_back((models::testing::Uniform(stream + 1, {batch}) * 10).to(at::kLong));
       expected += losses[step][each].get<double>() / (all ? ranks : 1);
     }
     optimizer->zero_grad();
