@@ -19,20 +19,27 @@ Communicator::Communicator(int rank, int size, at::Device device, std::string na
       name_(std::move(name)),
       flight_recorder_(std::move(flight_recorder)) {}
 
-Work Communicator::AllReduce(at::Tensor tensor, ReduceOp op) {
-  return Submit({.kind = OperationKind::kAllReduce, .output = std::move(tensor), .op = op});
+Work Communicator::AllReduce(at::Tensor tensor, ReduceOp op, std::string label) {
+  return Submit({.kind = OperationKind::kAllReduce,
+                 .output = std::move(tensor),
+                 .op = op,
+                 .label = std::move(label)});
 }
 
-Work Communicator::AllGatherInto(at::Tensor output, at::Tensor input) {
-  return Submit(
-      {.kind = OperationKind::kAllGather, .input = std::move(input), .output = std::move(output)});
+Work Communicator::AllGatherInto(at::Tensor output, at::Tensor input, std::string label) {
+  return Submit({.kind = OperationKind::kAllGather,
+                 .input = std::move(input),
+                 .output = std::move(output),
+                 .label = std::move(label)});
 }
 
-Work Communicator::ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op) {
+Work Communicator::ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op,
+                                     std::string label) {
   return Submit({.kind = OperationKind::kReduceScatter,
                  .input = std::move(input),
                  .output = std::move(output),
-                 .op = op});
+                 .op = op,
+                 .label = std::move(label)});
 }
 
 Work Communicator::Broadcast(at::Tensor tensor, int root) {

@@ -63,14 +63,17 @@ class Communicator {
   const std::string& name() const { return name_; }
 
   // Combines the ranks' tensors, in place: all get the same result, bit for bit.
-  Work AllReduce(at::Tensor tensor, ReduceOp op);
+  // A `label` says, here and in the next two, what the operation is for. It appears in errors, and
+  // where ranks issue operations of different labels, that is an error rather than a mixture: named
+  // by the in-process backend, by MPI inside a node, and by LOCKSTEP_COMM_DEBUG=detail anywhere.
+  Work AllReduce(at::Tensor tensor, ReduceOp op, std::string label = "");
 
   // Rank i's input lands at i * input.numel() of every rank's output. The input may be that slice.
-  Work AllGatherInto(at::Tensor output, at::Tensor input);
+  Work AllGatherInto(at::Tensor output, at::Tensor input, std::string label = "");
 
   // Combines the ranks' inputs; rank i gets block i of size() equal blocks. The output may be that
   // block of the input; the rest of the input is then left unspecified.
-  Work ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op);
+  Work ReduceScatterInto(at::Tensor output, at::Tensor input, ReduceOp op, std::string label = "");
 
   // Copies rank root's tensor to all.
   Work Broadcast(at::Tensor tensor, int root);

@@ -87,6 +87,7 @@ std::string Details(const Operation& operation, bool shape = true) {
       absl::StrAppend(&text, ", ", subject.numel(), " elements");
     }
   }
+  if (!operation.label.empty()) absl::StrAppend(&text, ", ", operation.label);
   return text;
 }
 

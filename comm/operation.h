@@ -48,6 +48,7 @@ struct Operation {
   ReduceOp op = ReduceOp::kSum;
   int peer = -1;          // root, destination or source
   int tag = 0;            // matches a Recv to its Send
+  std::string label;      // what it is for: part of the signature, so ranks must agree on it
   uint64_t sequence = 0;  // counts the communicator's collectives from 1, the same on all ranks,
                           // and this rank's Sends and Recvs apart; set when it is issued
 
@@ -57,7 +58,7 @@ struct Operation {
   // Bytes of this rank's payload: those of the larger of input and output.
   int64_t payload_bytes() const;
 
-  // "AllReduce #17 (sum, float32 [1024])".
+  // "AllReduce #17 (sum, float32 [1024])", with a label "AllGather #2 (float32 [64], blocks.3)".
   std::string ToString() const;
 
   // "AllReduce (sum, float32, 1024 elements)": equal on all ranks that issue the same collective.

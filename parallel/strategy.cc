@@ -17,7 +17,10 @@
 
 namespace lockstep::parallel {
 
-Strategy::Strategy(std::shared_ptr<torch::nn::Module> model) : model_(std::move(model)) {
+Strategy::Strategy(std::shared_ptr<torch::nn::Module> model, const comm::Communicator* comm)
+    : model_(std::move(model)),
+      rank_(comm == nullptr ? 0 : comm->rank()),
+      size_(comm == nullptr ? 1 : comm->size()) {
   if (model_ == nullptr) {
     throw StatusError(absl::InvalidArgumentError("a strategy needs a model, and this one is null"));
   }
@@ -64,9 +67,16 @@ void Strategy::ScaleGradients(double norm, double max_norm) {
 }
 
 double Strategy::ClipGradNorm(double max_norm) {
-  const double norm = std::sqrt(SumOfSquares());
+  const double norm = std::sqrt(SumOverShards(SumOfSquares()));
   ScaleGradients(norm, max_norm);
   return norm;
+}
+
+void Strategy::ClipGradValue(double max_value) {
+  at::NoGradGuard no_grad;
+  for (const NamedTensor& parameter : parameters_) {
+    if (parameter.tensor.grad().defined()) parameter.tensor.grad().clamp_(-max_value, max_value);
+  }
 }
 
 void Strategy::VisitState(const StateVisitor& visit) {
@@ -82,6 +92,32 @@ void Strategy::UpdateState(const StateUpdater& update) {
     }
   }
   for (const auto& buffer : model_->named_buffers()) update(buffer.key(), buffer.value());
+}
+
+void Strategy::UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update) {
+  at::NoGradGuard no_grad;
+  for (const NamedTensor& each : tensors) update(each.name, each.tensor.detach());
+}
+
+std::vector<StateShard> Strategy::StateShards() {
+  std::vector<StateShard> shards;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    const at::Tensor local = tensor.detach();
+    shards.push_back({.name = name,
+                      .sizes = tensor.sizes().vec(),
+                      .local = local.is_contiguous() ? local.view(-1) : local,
+                      .replica = rank_,
+                      .replicas = size_,
+                      .trainable = tensor.requires_grad()});
+  };
+  std::unordered_set<const void*> seen;
+  for (const auto& parameter : model_->named_parameters()) {
+    if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
+      add(parameter.key(), parameter.value());
+    }
+  }
+  for (const auto& buffer : model_->named_buffers()) add(buffer.key(), buffer.value());
+  return shards;
 }
 
 std::unique_ptr<comm::Communicator> SplitPrivate(comm::Communicator& comm) {

@@ -19,6 +19,19 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+// A flat range of one parameter or buffer of the model, as one rank keeps it: what checkpoints are
+// made of.
+struct StateShard {
+  std::string name;
+  std::vector<int64_t> sizes;  // of the whole
+  int64_t offset = 0;          // where `local` begins in the whole, flattened in row-major order
+  at::Tensor local;  // 1-D, writable in place; empty where this rank has no part of it. A whole
+                     // tensor that is not contiguous has its own shape.
+  int replica = 0;   // of the ranks that keep this range, this one's number,
+  int replicas = 1;  // and how many they are
+  bool trainable = false;  // one of named_parameters()
+};
+
 // What a strategy did in its last step: from the first backward that synchronised to its end.
 struct StepStatistics {
   absl::Duration backward;       // wall time of backward on this rank, waiting included; ddp, fsdp
@@ -55,7 +68,7 @@ class Strategy {
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
-  // "none", "manual", "ddp" or "fsdp".
+  // "none", "manual", "ddp", "fsdp", "zero2" or "zero1".
   virtual std::string name() const = 0;
 
   // What the optimizer is to update, in the model's order, under the parameters' names: the
@@ -86,7 +99,15 @@ class Strategy {
 
   // Scales the gradients so that their 2-norm over all parameters and ranks is at most `max_norm`;
   // returns what it was. Collective under FSDP.
-  virtual double ClipGradNorm(double max_norm);
+  double ClipGradNorm(double max_norm);
+
+  // Limits each element of the gradients to [-max_value, max_value]. No communication.
+  void ClipGradValue(double max_value);
+
+  // `value` itself where all ranks hold the same parameters(); where they hold shards, its sum over
+  // the ranks that hold different ones: for what must be known of all gradients, such as a norm or
+  // whether any is infinite. Collective under FSDP.
+  virtual double SumOverShards(double value) { return value; }
 
   // Calls `visit` with each parameter and buffer of the model: its name and full value, on every
   // rank, a shared one under its first name, in the model's order within a Unit, Unit by Unit, so
@@ -99,11 +120,21 @@ class Strategy {
   using StateUpdater = std::function<void(const std::string& name, at::Tensor full)>;
   virtual void UpdateState(const StateUpdater& update);
 
+  // The same for tensors that lie as named_parameters() do, under their names: gradients, or an
+  // optimizer's moments. `full` has the parameter's shape.
+  virtual void UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update);
+
+  // What this rank keeps of the model's parameters and buffers, each once, without communication.
+  // Under FSDP a parameter is on most ranks an empty range.
+  virtual std::vector<StateShard> StateShards();
+
   const StepStatistics& last_step() const { return last_step_; }
 
  protected:
-  // named_parameters() starts as the model's trainable parameters, each once.
-  explicit Strategy(std::shared_ptr<torch::nn::Module> model);
+  // named_parameters() starts as the model's trainable parameters, each once. `comm`: of the ranks
+  // that keep the whole model, each; null for one alone.
+  explicit Strategy(std::shared_ptr<torch::nn::Module> model,
+                    const comm::Communicator* comm = nullptr);
 
   torch::nn::Module& model() { return *model_; }
   bool sync() const { return sync_; }
@@ -118,6 +149,8 @@ class Strategy {
 
  private:
   const std::shared_ptr<torch::nn::Module> model_;
+  const int rank_;
+  const int size_;
   std::vector<NamedTensor> parameters_;
   bool sync_ = true;
   StepStatistics last_step_;

@@ -66,6 +66,8 @@ SharedTransfer::SharedTransfer(const Operation& operation, SharedGroup& group)
     notice_.signature[0] |= static_cast<uint64_t>(subject.scalar_type()) << 16;
   }
   notice_.signature[1] = static_cast<uint64_t>(count_ * blocks_);
+  const size_t label = std::min(operation.label.size(), sizeof(notice_.label) - 1);
+  operation.label.copy(notice_.label, label, operation.label.size() - label);
   notice_.direct = direct_ ? 1 : 0;
   inputs_.resize(size_);
   group_.Enter(this);
@@ -136,11 +138,12 @@ absl::Status SharedTransfer::CheckNotices() {
   bool all_direct = true;
   for (int rank = 0; rank < size_; ++rank) {
     const Notice& notice = group_.notice(rank);
-    if (std::memcmp(notice.signature, notice_.signature, sizeof(notice.signature)) != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank, " has issued another one, ",
-                       Name(static_cast<OperationKind>(notice.signature[0] & 0xff)), " of ",
-                       notice.signature[1], " elements"));
+    if (std::memcmp(notice.signature, notice_.signature, sizeof(notice.signature)) != 0 ||
+        std::memcmp(notice.label, notice_.label, sizeof(notice.label)) != 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", rank, " has issued another one, ",
+          Name(static_cast<OperationKind>(notice.signature[0] & 0xff)), " of ", notice.signature[1],
+          " elements", notice.label[0] == '\0' ? "" : " for ", notice.label));
     }
     all_direct = all_direct && notice.direct != 0;
   }

@@ -72,7 +72,7 @@ std::vector<at::Tensor> Buffers(const torch::nn::Module& model,
 }  // namespace
 
 Ddp::Ddp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, DdpOptions options)
-    : Strategy(std::move(model)), ignored_(ExpandIgnored(this->model(), options.ignored)) {
+    : Strategy(std::move(model), &comm), ignored_(ExpandIgnored(this->model(), options.ignored)) {
   std::vector<NamedTensor> trainable = Parameters(this->model(), ignored_, /*requires_grad=*/true);
   if (trainable.empty()) {
     throw StatusError(absl::InvalidArgumentError(

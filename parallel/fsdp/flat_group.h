@@ -36,6 +36,9 @@ class FlatGroup {
   // This rank's part of parameter i: 1-D, maybe empty, a leaf for the optimizer.
   const at::Tensor& slice(size_t i) const { return slices_[i]; }
 
+  // Where slice(i) begins in the flattened parameter; 0 where it is empty.
+  int64_t slice_offset(size_t i) const { return layout_.slice(i, comm_.rank()).in_parameter; }
+
   int64_t full_bytes() const { return layout_.padded_numel() * full_.element_size(); }
 
   // Issues the all-gather into a buffer of `pool`; when the work is done, FinishUnshard() makes the

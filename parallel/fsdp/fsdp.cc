@@ -237,12 +237,33 @@ Fsdp::~Fsdp() {
       .Keep();
 }
 
-double Fsdp::ClipGradNorm(double max_norm) {
-  at::Tensor sum = at::tensor(SumOfSquares(), at::kDouble);
+double Fsdp::SumOverShards(double value) {
+  at::Tensor sum = at::tensor(value, at::kDouble);
   ThrowIfError(comm_->AllReduce(sum, comm::ReduceOp::kSum).Wait());
-  const double norm = std::sqrt(sum.item<double>());
-  ScaleGradients(norm, max_norm);
-  return norm;
+  return sum.item<double>();
+}
+
+std::vector<StateShard> Fsdp::StateShards() {
+  std::vector<StateShard> shards;
+  for (const auto& unit : state_->units()) {
+    for (const fsdp::FlatGroup& group : unit->groups()) {
+      for (size_t i = 0; i < group.size(); ++i) {
+        shards.push_back({.name = group.parameter(i).name,
+                          .sizes = group.parameter(i).tensor.sizes().vec(),
+                          .offset = group.slice_offset(i),
+                          .local = group.slice(i).detach(),
+                          .trainable = group.requires_grad()});
+      }
+    }
+  }
+  for (const auto& buffer : model().named_buffers()) {
+    shards.push_back({.name = buffer.key(),
+                      .sizes = buffer.value().sizes().vec(),
+                      .local = buffer.value().detach().view(-1),
+                      .replica = comm_->rank(),
+                      .replicas = comm_->size()});
+  }
+  return shards;
 }
 
 void Fsdp::UpdateState(const StateUpdater& update) {

@@ -69,8 +69,9 @@ class Fsdp : public Strategy {
   ~Fsdp() override;
 
   std::string name() const override { return "fsdp"; }
-  double ClipGradNorm(double max_norm) override;
+  double SumOverShards(double value) override;
   void UpdateState(const StateUpdater& update) override;
+  std::vector<StateShard> StateShards() override;
 
  private:
   class State;

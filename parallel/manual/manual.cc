@@ -11,7 +11,7 @@
 namespace lockstep::parallel {
 
 Manual::Manual(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm)
-    : Strategy(std::move(model)), comm_(SplitPrivate(comm)) {
+    : Strategy(std::move(model), &comm), comm_(SplitPrivate(comm)) {
   CheckSameModel(this->model(), *comm_);
   BroadcastModel(this->model(), *comm_);
 }
