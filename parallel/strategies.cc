@@ -1,5 +1,6 @@
 #include "lockstep/parallel/strategies.h"
 
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,13 @@ absl::StatusOr<std::unique_ptr<Strategy>> MakeStrategy(const std::string& name,
   if (comm != nullptr) {
     if (name == "manual") return std::make_unique<Manual>(std::move(model), *comm);
     if (name == "ddp") return std::make_unique<Ddp>(std::move(model), *comm);
-    if (name == "fsdp") return std::make_unique<Fsdp>(std::move(model), *comm);
+    const std::map<std::string, Sharding> shardings = {
+        {"fsdp", Sharding::kFull}, {"zero2", Sharding::kGradOp}, {"zero1", Sharding::kOptimizer}};
+    const auto sharding = shardings.find(name);
+    if (sharding != shardings.end()) {
+      return std::make_unique<Fsdp>(std::move(model), *comm,
+                                    FsdpOptions{.sharding = sharding->second});
+    }
   }
   return absl::InvalidArgumentError(
       absl::StrCat("there is no strategy \"", name, "\": take one of ",
@@ -26,7 +33,8 @@ absl::StatusOr<std::unique_ptr<Strategy>> MakeStrategy(const std::string& name,
 }
 
 const std::vector<std::string>& StrategyNames() {
-  static const auto& names = *new std::vector<std::string>{"none", "manual", "ddp", "fsdp"};
+  static const auto& names =
+      *new std::vector<std::string>{"none", "manual", "ddp", "zero1", "zero2", "fsdp"};
   return names;
 }
 

@@ -21,7 +21,7 @@ absl::StatusOr<std::unique_ptr<Strategy>> MakeStrategy(const std::string& name,
                                                        std::shared_ptr<torch::nn::Module> model,
                                                        comm::Communicator* comm);
 
-// "none", "manual", "ddp", "fsdp".
+// "none", "manual", "ddp", "zero1", "zero2", "fsdp": by what ranks share out, the most last.
 const std::vector<std::string>& StrategyNames();
 
 }  // namespace lockstep::parallel

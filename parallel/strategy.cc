@@ -26,13 +26,6 @@ Strategy::Strategy(std::shared_ptr<torch::nn::Module> model, const comm::Communi
   }
   std::unordered_set<const void*> seen;
   for (const auto& parameter : model_->named_parameters()) {
-    const at::Tensor& tensor = parameter.value();
-    if (tensor.numel() > 0 && tensor.storage().data() == nullptr) {
-      throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-          "parameter ", parameter.key(),
-          " has no memory: an Fsdp has sharded this model, and only that one can train "
-          "it; a model has one strategy")));
-    }
     if (parameter.value().requires_grad() &&
         seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
       parameters_.push_back({parameter.key(), parameter.value()});
@@ -193,6 +186,9 @@ void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm, const Mo
 void BroadcastModel(torch::nn::Module& model, comm::Communicator& comm,
                     const std::vector<std::string>& ignored, int root) {
   at::NoGradGuard no_grad;
+  ForEachTensor(model, ignored, [](const char*, const std::string&, const at::Tensor& tensor) {
+    tensor.storage().data();  // throws, before ranks wait, where another strategy has sharded it
+  });
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (the model's, a contiguous one)
   std::vector<comm::Work> works;
   ForEachTensor(model, ignored, [&](const char*, const std::string&, const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 #include "lockstep/parallel/fsdp/buffer_pool.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace lockstep::parallel::fsdp {
@@ -26,6 +27,7 @@ at::Tensor BufferPool::Take(int64_t numel, at::ScalarType dtype) {
 void BufferPool::Give(at::Tensor buffer) {
   const auto whole = static_cast<int64_t>(buffer.storage().nbytes() / buffer.element_size());
   if (buffer.numel() != whole) buffer = buffer.as_strided({whole}, {1}, 0);
+  if (poison_ && buffer.is_floating_point()) buffer.fill_(std::numeric_limits<double>::quiet_NaN());
   free_.push_back(std::move(buffer));
 }
 

@@ -15,8 +15,9 @@ namespace lockstep::parallel::fsdp {
 // at once.
 class BufferPool {
  public:
-  BufferPool(comm::Communicator& comm, trace::MemoryCategory category)
-      : comm_(comm), category_(category) {}
+  // `poison`: fills what is given back with NaN.
+  BufferPool(comm::Communicator& comm, trace::MemoryCategory category, bool poison)
+      : comm_(comm), category_(category), poison_(poison) {}
 
   // A flat tensor of `numel` elements, uninitialised.
   at::Tensor Take(int64_t numel, at::ScalarType dtype);
@@ -30,6 +31,7 @@ class BufferPool {
  private:
   comm::Communicator& comm_;
   const trace::MemoryCategory category_;
+  const bool poison_;
   std::vector<at::Tensor> free_;  // whole buffers
 };
 

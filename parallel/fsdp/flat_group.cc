@@ -2,63 +2,109 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
-#include <c10/core/StorageImpl.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "lockstep/parallel/grad_hook.h"
+#include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/memory.h"
 
 namespace lockstep::parallel::fsdp {
 namespace {
 
-std::vector<int64_t> Numels(const std::vector<NamedTensor>& parameters) {
-  std::vector<int64_t> numels;
-  for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
-  return numels;
+enum { kMaster, kParameter, kReduce };
+
+std::vector<at::ScalarType> Dtypes(at::ScalarType master, const MixedPrecision& mixed) {
+  if (!at::isFloatingType(master)) return {master, master, master};
+  const at::ScalarType parameter = mixed.param.value_or(master);
+  return {master, parameter, mixed.reduce.value_or(parameter)};
 }
 
-// Points a storage at memory that somebody else owns, or at none.
-void Point(const at::Tensor& tensor, void* data) {
-  tensor.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(data, tensor.device()));
+FlatLayout LayoutOf(const std::vector<NamedTensor>& parameters,
+                    const std::vector<at::ScalarType>& dtypes, int ranks) {
+  std::vector<int64_t> numels;
+  for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
+  size_t element_bytes = at::elementSize(dtypes[0]);
+  for (at::ScalarType dtype : dtypes)
+    element_bytes = std::min(element_bytes, at::elementSize(dtype));
+  return FlatLayout(numels, static_cast<int64_t>(element_bytes), ranks);
 }
 
 }  // namespace
 
-FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, comm::Communicator& comm)
-    : comm_(comm),
+FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, ShardContext& context)
+    : context_(context),
       parameters_(std::move(parameters)),
-      layout_(Numels(parameters_), static_cast<int64_t>(parameters_[0].tensor.element_size()),
-              comm.size()),
-      requires_grad_(parameters_[0].tensor.requires_grad()) {
+      dtypes_(Dtypes(parameters_[0].tensor.scalar_type(), context.options().mixed_precision)),
+      layout_(LayoutOf(parameters_, dtypes_, context.shard().size())),
+      shard_rank_(context.shard().rank()),
+      requires_grad_(parameters_[0].tensor.requires_grad()),
+      stays_whole_(context.options().sharding != Sharding::kFull),
+      staged_(context.options().cpu_offload || dtypes_[kMaster] != dtypes_[kParameter]),
+      storage_(layout_.padded_numel() * at::elementSize(dtypes_[kParameter]),
+               context.world().device()),
+      blocked_storage_(layout_.padded_numel() * at::elementSize(dtypes_[kParameter]),
+                       context.world().device()) {
   at::NoGradGuard no_grad;
-  const at::ScalarType dtype = parameters_[0].tensor.scalar_type();
-  {
-    trace::MemoryScope scope(trace::MemoryCategory::kUnsharded);
-    full_ = comm_.Empty({layout_.padded_numel()}, dtype).zero_();
-  }
-  for (size_t i = 0; i < size(); ++i) {
-    at::Tensor view = ViewOf(full_, i);
-    view.copy_(parameters_[i].tensor);
-    parameters_[i].tensor.set_data(view);
-    parameters_[i].tensor.mutable_grad().reset();  // the first backward would add to it
-  }
+  comm::Communicator& comm = context_.world();
   {
     trace::MemoryScope scope(trace::MemoryCategory::kParameters);
-    shard_ = comm_.Empty({layout_.shard_numel()}, dtype);
+    if (stays_whole_) buffer_ = comm.Empty({layout_.padded_numel()}, dtypes_[kParameter]);
+    if (stays_whole_ && !staged_) {
+      shard_ = OwnPart(buffer_);
+    } else if (context_.options().cpu_offload) {
+      shard_ =
+          at::empty({layout_.shard_numel()},
+                    at::TensorOptions(dtypes_[kMaster]).pinned_memory(comm.device().is_cuda()));
+    } else {
+      shard_ = comm.Empty({layout_.shard_numel()}, dtypes_[kMaster]);
+    }
   }
-  StoreShard();
+  shard_.zero_();
+  if (stays_whole_) storage_.Open(buffer_.data_ptr());
+  const at::Tensor full = storage_.Tensor({layout_.padded_numel()}, dtypes_[kParameter]);
+  std::vector<std::string> names;
   for (size_t i = 0; i < size(); ++i) {
-    const FlatLayout::Slice slice = layout_.slice(i, comm_.rank());
+    at::Tensor& parameter = parameters_[i].tensor;
+    const FlatLayout::Slice slice = SliceOf(i);
     slices_.push_back(
         shard_.narrow(0, slice.in_shard, slice.numel).detach().set_requires_grad(requires_grad_));
+    slices_[i].detach().copy_(
+        parameter.detach().reshape(-1).narrow(0, slice.in_parameter, slice.numel));
+    at::Tensor view = ViewOf(full, i);
+    if (stays_whole_) view.copy_(parameter);
+    parameter.set_data(view);
+    parameter.mutable_grad().reset();  // the first backward would add to it
+    names.push_back(parameters_[i].name);
   }
-  Point(full_, nullptr);
+  SetNames("", names);
 }
 
 FlatGroup::~FlatGroup() {
   // The model outlives this; its storage must not point to a buffer of the pool.
-  if (full_.defined()) Point(full_, nullptr);
+  if (slices_.empty()) return;
+  storage_.Seal();
+  UnblockGradients();
+}
+
+void FlatGroup::SetNames(const std::string& unit, const std::vector<std::string>& parameters) {
+  for (size_t i = 0; i < size(); ++i) parameters_[i].name = parameters[i];
+  label_ = unit.empty() ? "the model's own Unit" : absl::StrCat("Unit \"", unit, "\"");
+  storage_.SetMessage(absl::StrCat(
+      "a parameter of ", label_, " (", parameters[0], size() > 1 ? ", ..." : "",
+      ") was used while an Fsdp has it sharded, so it has no memory here. Only its Unit's own "
+      "forward and backward may use it: call block(x) or block->forward(x), which run hooks, not "
+      "block->as<Impl>()->forward(x); read and write it by Fsdp::UpdateState or between "
+      "Fsdp::Unshard and Reshard; make the optimizer after sharding, from fsdp.parameters()"));
+  blocked_storage_.SetMessage(absl::StrCat(
+      "the gradient of a parameter of ", label_, " (", parameters[0], size() > 1 ? ", ..." : "",
+      ") was used on the model, but an Fsdp has sharded it: gradients are those of "
+      "fsdp.parameters(). Make the optimizer after sharding, from these, and clip by "
+      "fsdp.ClipGradNorm()"));
 }
 
 at::Tensor FlatGroup::ViewOf(const at::Tensor& flat, size_t i) const {
@@ -66,54 +112,170 @@ at::Tensor FlatGroup::ViewOf(const at::Tensor& flat, size_t i) const {
   return flat.narrow(0, layout_.offset(i), parameter.numel()).view(parameter.sizes());
 }
 
-comm::Work FlatGroup::StartUnshard(BufferPool& pool) {
-  buffer_ = pool.Take(layout_.padded_numel(), shard_.scalar_type());
-  return comm_.AllGatherInto(buffer_, shard_);
+at::Tensor FlatGroup::OwnPart(const at::Tensor& flat) const {
+  return flat.narrow(0, shard_rank_ * layout_.shard_numel(), layout_.shard_numel());
 }
 
-void FlatGroup::FinishUnshard() { Point(full_, buffer_.data_ptr()); }
-
-void FlatGroup::Reshard(BufferPool& pool) {
-  Point(full_, nullptr);
-  pool.Give(std::exchange(buffer_, at::Tensor()));
-}
-
-void FlatGroup::StoreShard() {
+void FlatGroup::StartUnshard() {
   at::NoGradGuard no_grad;
-  shard_.copy_(full_.narrow(0, comm_.rank() * layout_.shard_numel(), layout_.shard_numel()));
+  if (!buffer_.defined()) {
+    buffer_ = context_.unsharded_pool().Take(layout_.padded_numel(), dtypes_[kParameter]);
+  }
+  if (small_shard_.defined()) {
+    gather_ = context_.reshard()->AllGatherInto(buffer_, small_shard_, label_);
+    return;
+  }
+  at::Tensor own = OwnPart(buffer_);
+  if (staged_) own.copy_(shard_);
+  gather_ = context_.shard().AllGatherInto(buffer_, staged_ ? own : shard_, label_);
 }
 
-void FlatGroup::StoreGradient(size_t i, BufferPool& pool) {
-  if (!gradient_.defined()) {
-    gradient_ = pool.Take(layout_.padded_numel(), shard_.scalar_type());
-    stored_.assign(size(), false);
+void FlatGroup::FinishUnshard() {
+  ThrowIfError(context_.timer().Wait(gather_));
+  storage_.Open(buffer_.data_ptr());
+  small_shard_.reset();
+}
+
+void FlatGroup::Reshard(bool until_backward) {
+  if (stays_whole_) return;
+  if (until_backward && context_.reshard() != nullptr) {
+    at::NoGradGuard no_grad;
+    trace::MemoryScope scope(trace::MemoryCategory::kUnsharded);
+    const int64_t numel = layout_.padded_numel() / context_.reshard()->size();
+    small_shard_ = context_.world().Empty({numel}, dtypes_[kParameter]);
+    small_shard_.copy_(buffer_.narrow(0, context_.reshard()->rank() * numel, numel));
   }
+  storage_.Seal();
+  context_.unsharded_pool().Give(std::exchange(buffer_, at::Tensor()));
+}
+
+void FlatGroup::UpdateFull(const std::function<at::Tensor(const std::string& name)>& find,
+                           const Strategy::StateUpdater& update) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> found(size());
+  at::Tensor full;
+  for (size_t i = 0; i < size(); ++i) {
+    found[i] = find(parameters_[i].name);
+    if (!found[i].defined()) continue;
+    if (!full.defined()) {
+      trace::MemoryScope scope(trace::MemoryCategory::kUnsharded);
+      full = context_.world().Empty({layout_.padded_numel()}, found[i].scalar_type());
+    }
+    const FlatLayout::Slice slice = SliceOf(i);
+    OwnPart(full).narrow(0, slice.in_shard, slice.numel).copy_(found[i]);
+  }
+  if (!full.defined()) return;
+  ThrowIfError(context_.shard_untimed()
+                   .AllGatherInto(full, OwnPart(full), absl::StrCat("state of ", label_))
+                   .Wait());
+  for (size_t i = 0; i < size(); ++i) {
+    if (!found[i].defined()) continue;
+    update(parameters_[i].name, ViewOf(full, i));
+    const FlatLayout::Slice slice = SliceOf(i);
+    found[i].detach().copy_(OwnPart(full).narrow(0, slice.in_shard, slice.numel));
+  }
+}
+
+void FlatGroup::Restore() {
+  size_t i = 0;
+  UpdateFull([&](const std::string&) { return slices_[i++].detach(); },
+             [&, next = size_t{0}](const std::string&, at::Tensor full) mutable {
+               at::Tensor& parameter = parameters_[next++].tensor;
+               parameter.set_data(full.to(context_.world().device(), full.scalar_type(),
+                                          /*non_blocking=*/false, /*copy=*/true));
+             });
+}
+
+void FlatGroup::BeginBackward() { arrived_.assign(size(), false); }
+
+void FlatGroup::TakeGradient() {
+  stored_.assign(size(), false);
+  if (context_.options().sharding != Sharding::kOptimizer) {
+    gradient_ = context_.gradient_pool().Take(layout_.padded_numel(), dtypes_[kReduce]);
+    return;
+  }
+  if (!kept_gradient_.defined()) {
+    trace::MemoryScope scope(trace::MemoryCategory::kGradients);
+    kept_gradient_ = context_.world().Empty({layout_.padded_numel()}, dtypes_[kReduce]);
+  }
+  gradient_ = kept_gradient_;
+  for (const at::Tensor& slice : slices_) {
+    at::Tensor& gradient = slice.mutable_grad();  // of steps before, to which this one adds
+    if (gradient.defined() && gradient.is_alias_of(gradient_)) gradient = gradient.clone();
+  }
+}
+
+void FlatGroup::StoreGradient(size_t i) {
   at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+  if (arrived_[i]) throw StatusError(GradientTwiceError(parameters_[i].name));
+  arrived_[i] = true;
+  if (!gradient.defined()) return;  // a node of the graph that has none to give
+  if (gradient.layout() != at::kStrided) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("parameter ", parameters_[i].name,
+                     " has a sparse gradient, which cannot be sharded: use dense ones, for an "
+                     "Embedding sparse(false)")));
+  }
+  if (!gradient_.defined()) TakeGradient();
+  const double scale = 1.0 / context_.world().size();
   at::Tensor view = ViewOf(gradient_, i);
-  at::mul_out(view, gradient, at::Scalar(1.0 / comm_.size()));
+  if (stored_[i]) {
+    view.add_(gradient, scale);
+  } else if (gradient.scalar_type() == view.scalar_type() &&
+             !at::isReducedFloatingType(view.scalar_type())) {
+    at::mul_out(view, gradient, at::Scalar(scale));
+  } else {
+    view.copy_(gradient).mul_(scale);
+  }
   gradient.reset();
   stored_[i] = true;
 }
 
-comm::Work FlatGroup::StartReduce() {
+std::string FlatGroup::ReduceLabel() const {
+  const auto missing = std::find(stored_.begin(), stored_.end(), false);
+  if (missing == stored_.end()) return label_;
+  return absl::StrCat(label_, " without ", std::count(missing, stored_.end(), false), " from ",
+                      parameters_[missing - stored_.begin()].name);
+}
+
+void FlatGroup::StartReduce() {
   for (size_t i = 0; i < size(); ++i) {
     if (!stored_[i]) ViewOf(gradient_, i).zero_();
   }
-  {
+  if (kept_gradient_.defined() && dtypes_[kReduce] == dtypes_[kMaster] &&
+      !context_.options().cpu_offload) {
+    shard_gradient_ = OwnPart(gradient_);
+  } else {
     trace::MemoryScope scope(trace::MemoryCategory::kGradients);
-    shard_gradient_ = comm_.Empty({layout_.shard_numel()}, shard_.scalar_type());
+    shard_gradient_ = context_.world().Empty({layout_.shard_numel()}, dtypes_[kReduce]);
   }
-  return comm_.ReduceScatterInto(shard_gradient_, gradient_, comm::ReduceOp::kSum);
+  reduce_ = context_.shard().ReduceScatterInto(shard_gradient_, gradient_, comm::ReduceOp::kSum,
+                                               ReduceLabel());
+  if (context_.replicas() != nullptr) {
+    reduce_ = reduce_.Then(*context_.replicas(), [&](comm::Communicator& replicas) {
+      return replicas.AllReduce(shard_gradient_, comm::ReduceOp::kSum, label_);
+    });
+  }
+  reducing_ = true;
 }
 
-void FlatGroup::FinishReduce(BufferPool& pool) {
+void FlatGroup::FinishReduce() {
+  ThrowIfError(context_.timer().Wait(reduce_));
+  reducing_ = false;
+  if (!kept_gradient_.defined()) context_.gradient_pool().Give(gradient_);
+  gradient_.reset();
+  at::Tensor shard_gradient = std::exchange(shard_gradient_, at::Tensor());
+  if (staged_ || dtypes_[kReduce] != dtypes_[kMaster]) {
+    trace::MemoryScope scope(trace::MemoryCategory::kGradients);
+    shard_gradient = shard_gradient.to(shard_.device(), dtypes_[kMaster]);
+  }
   // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which
   // views refuse.
   at::AutoDispatchBelowADInplaceOrView no_views;
-  pool.Give(std::exchange(gradient_, at::Tensor()));
   for (size_t i = 0; i < size(); ++i) {
-    const FlatLayout::Slice slice = layout_.slice(i, comm_.rank());
-    const at::Tensor part = shard_gradient_.narrow(0, slice.in_shard, slice.numel);
+    if (!stored_[i]) continue;
+    const FlatLayout::Slice slice = SliceOf(i);
+    const at::Tensor part = shard_gradient.narrow(0, slice.in_shard, slice.numel);
     at::Tensor& gradient = slices_[i].mutable_grad();
     if (gradient.defined()) {
       gradient.add_(part);
@@ -121,7 +283,23 @@ void FlatGroup::FinishReduce(BufferPool& pool) {
       gradient = part;
     }
   }
-  shard_gradient_.reset();
+}
+
+void FlatGroup::BlockGradients() {
+  if (!requires_grad_) return;
+  if (blocked_.empty()) {
+    for (const NamedTensor& parameter : parameters_) {
+      blocked_.push_back(blocked_storage_.Tensor(parameter.tensor.sizes(), dtypes_[kParameter]));
+    }
+  }
+  for (size_t i = 0; i < size(); ++i) parameters_[i].tensor.mutable_grad() = blocked_[i];
+}
+
+void FlatGroup::UnblockGradients() {
+  for (size_t i = 0; i < blocked_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (gradient.is_same(blocked_[i])) gradient.reset();
+  }
 }
 
 }  // namespace lockstep::parallel::fsdp

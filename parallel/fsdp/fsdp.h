@@ -5,15 +5,18 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/parallel/fsdp/fsdp_options.h"
 #include "lockstep/parallel/strategy.h"
 
 namespace lockstep::parallel {
 
-struct FsdpOptions {
-  bool sync_module_states = true;  // start from rank 0's parameters and buffers on all ranks; true
-};
+namespace fsdp {
+class ShardContext;
+class ShardedModel;
+}  // namespace fsdp
 
 // Fully sharded data parallelism (ZeRO-3): every rank keeps 1/N of the parameters, gradients and
 // optimizer state, and gathers the parameters of one Unit at a time when they are needed.
@@ -28,30 +31,41 @@ struct FsdpOptions {
 // A Unit's parameters (those below it that no inner Unit has) live in flat buffers, one for each
 // dtype and requires_grad. Before a Unit's forward, and again before its backward, they are
 // all-gathered; after each they are freed. After its backward their gradients are reduce-scattered
-// while backward goes on, and averaged shards stay. The model itself must be a Unit; what it owns
-// is gathered once a step, as backward needs it right after forward.
+// while backward goes on, and averaged shards stay. While one Unit computes, the one that came next
+// in the last step is gathered. The model itself must be a Unit; what it owns is gathered once a
+// step, as backward needs it right after forward. Options: fsdp_options.h; a model that one rank
+// has no room for: fsdp_build_scope.h.
 //
 // OPTIMIZERS get each parameter as this rank's 1-D slice of it, under its name, empty where the
 // rank has none. Only elementwise ones (SGD, Adam, AdamW, ...) are exact on slices; a rule such as
 // "decay only if ndim >= 2" must go by name. Gradients appear in the slices' .grad; the model's own
-// parameters have none.
+// parameters have none, and throw when somebody looks for them there after a backward.
 //
 // MEMORY a rank, fp32 and AdamW, with Ψ parameters: 16 Ψ / N bytes and padding between steps;
 // during a step also activations, the model's own parameters, two unsharded Units and two gradient
-// Units. PAYLOAD a step and rank: 4 Ψ bytes reduce-scattered, 4 (2 Ψ - Ψ_root) all-gathered,
-// padding apart.
+// Units, and the parameters of Units around these. PAYLOAD a step and rank: 4 Ψ bytes
+// reduce-scattered, 4 (2 Ψ - Ψ_root) all-gathered, padding apart; 4 Ψ all-gathered with
+// reshard_after_forward false and with the other Shardings.
 //
-// Units with frozen parameters, which backward may need to its end, stay gathered until then.
+// USES. A Unit may be used several times in a forward, and there may be several forwards before a
+// backward. Ranks must use the same Units in the same order, and give gradients to the same
+// parameters: where one does not, that is an error, which names the Unit. A Unit that no rank uses
+// in a step gets no gradient, nor does a parameter. Units with frozen parameters, which backward
+// may need to its end, are freed when their inputs have their gradients, and where no input
+// requires one, with the trainable ones. A parameter that several Units share belongs to the
+// innermost Unit around all of them.
 //
-// BETWEEN steps the model's parameters have no memory: read and write them by VisitState() and
-// UpdateState(). NoSync() reduces each backward and accumulates the shards: communication stays,
-// memory does not grow. A Unit that one rank uses in a step, all ranks must use. Copies made of a
-// parameter before sharding (detach(), tensors of an optimizer built too early) are not sharded,
-// and gradients that the model has are dropped. A strategy outlives the backwards of its forwards;
-// after it the model has no weights: UpdateState() reads them out before.
+// BETWEEN steps the model's parameters have no memory: whoever touches them gets an exception that
+// says so. Read and write them by VisitState() and UpdateState(), or between Unshard() and
+// Reshard(). Copies made of a parameter before sharding (detach()) are not sharded, and gradients
+// that the model has are dropped. With NoSync(), see FsdpOptions::no_sync. A strategy outlives the
+// backwards of its forwards; after it the model has no weights: UpdateState() reads them out
+// before.
 //
-// Errors (StatusError): the model is no Unit; a Unit whose forward returns no tensor that hooks
-// see; a forward after a backward that ended with an exception; the communicator failed.
+// Errors (StatusError): options that do not go together; the model is no Unit; a Unit whose forward
+// returns no tensor that hooks see; sparse gradients; a forward after a backward that ended with an
+// exception; the communicator failed. c10::Error: a parameter used while it is sharded, and a
+// gradient read from the model.
 //
 // See Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
 // and Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
@@ -68,15 +82,24 @@ class Fsdp : public Strategy {
 
   ~Fsdp() override;
 
-  std::string name() const override { return "fsdp"; }
+  std::string name() const override;
   double SumOverShards(double value) override;
   void UpdateState(const StateUpdater& update) override;
+  void UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update) override;
+
+  // Parameters' `local` are the optimizer's slices. What is gathered counts as out of date.
   std::vector<StateShard> StateShards() override;
 
+  // Gathers a Unit's own parameters ("" is the model's own Unit, see FindUnits) and keeps them
+  // until Reshard() or the end of a backward that reduces gradients. Without `wait` this only
+  // issues the all-gather, for the Unit's forward to find it done. Changes made to them are lost:
+  // UpdateState() keeps them. Collective.
+  void Unshard(const std::string& unit, bool wait = true);
+  void Reshard(const std::string& unit);
+
  private:
-  class State;
-  std::unique_ptr<comm::Communicator> comm_;
-  std::unique_ptr<State> state_;
+  const std::unique_ptr<fsdp::ShardContext> context_;
+  std::unique_ptr<fsdp::ShardedModel> sharded_;
 };
 
 }  // namespace lockstep::parallel

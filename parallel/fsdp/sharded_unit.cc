@@ -9,29 +9,35 @@
 
 namespace lockstep::parallel::fsdp {
 
-ShardedUnit::ShardedUnit(NamedUnit unit, const std::vector<NamedTensor>& parameters, size_t index,
-                         comm::Communicator& comm, UnitEvents& events)
-    : name_(std::move(unit.name)) {
-  // Trainable first; a map, so that all ranks have the groups in one order.
+std::vector<FlatGroup> ShardParameters(const std::vector<NamedTensor>& parameters,
+                                       ShardContext& context) {
   std::map<std::pair<bool, at::ScalarType>, std::vector<NamedTensor>> by_kind;
   for (const NamedTensor& parameter : parameters) {
-    const bool trainable = parameter.tensor.requires_grad();
-    by_kind[{!trainable, parameter.tensor.scalar_type()}].push_back(parameter);
-    if (trainable) {
-      ++num_trainable_;
-    } else {
-      has_frozen_ = true;
-    }
+    const bool frozen = !parameter.tensor.requires_grad();
+    by_kind[{frozen, parameter.tensor.scalar_type()}].push_back(parameter);
   }
-  for (auto& [kind, group] : by_kind) groups_.emplace_back(std::move(group), comm);
-  pre_forward_ = unit.unit->AddPreForwardHook(
-      [&events, index](const std::vector<at::Tensor*>&) { events.PreForward(index); });
+  std::vector<FlatGroup> groups;
+  for (auto& [kind, group] : by_kind) groups.emplace_back(std::move(group), context);
+  return groups;
+}
+
+ShardedUnit::ShardedUnit(const NamedUnit& unit, std::vector<FlatGroup> groups, size_t index,
+                         UnitEvents& events)
+    : name_(unit.name), groups_(std::move(groups)) {
+  pre_forward_ =
+      unit.unit->AddPreForwardHook([&events, index](const std::vector<at::Tensor*>& inputs) {
+        events.PreForward(index, inputs);
+      });
   post_forward_ =
       unit.unit->AddPostForwardHook([&events, index](const std::vector<at::Tensor*>& outputs) {
         events.PostForward(index, outputs);
       });
   for (size_t group = 0; group < groups_.size(); ++group) {
-    if (!groups_[group].requires_grad()) continue;
+    if (!groups_[group].requires_grad()) {
+      has_frozen_ = true;
+      continue;
+    }
+    num_trainable_ += groups_[group].size();
     for (size_t i = 0; i < groups_[group].size(); ++i) {
       grad_hooks_.emplace_back(groups_[group].parameter(i).tensor,
                                [&events, index, group, i] { events.Accumulated(index, group, i); });
@@ -44,24 +50,23 @@ bool ShardedUnit::has_gradients() const {
                      [](const FlatGroup& group) { return group.has_gradients(); });
 }
 
-void ShardedUnit::Unshard(
-    BufferPool& pool,
-    const std::function<comm::Work(comm::Work work, int64_t payload_bytes)>& track,
-    const std::function<void(const comm::Work& work)>& wait) {
-  if (std::exchange(unsharded_, true)) return;
-  std::vector<comm::Work> works;
-  for (FlatGroup& group : groups_) {
-    works.push_back(track(group.StartUnshard(pool), group.full_bytes()));
-  }
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    wait(works[i]);
-    groups_[i].FinishUnshard();
-  }
+void ShardedUnit::StartUnshard() {
+  if (state_ != State::kSharded) return;
+  state_ = State::kGathering;
+  for (FlatGroup& group : groups_) group.StartUnshard();
 }
 
-void ShardedUnit::Reshard(BufferPool& pool) {
-  if (!std::exchange(unsharded_, false)) return;
-  for (FlatGroup& group : groups_) group.Reshard(pool);
+void ShardedUnit::FinishUnshard() {
+  if (state_ != State::kGathering) return;
+  for (FlatGroup& group : groups_) group.FinishUnshard();
+  state_ = State::kUnsharded;
+}
+
+void ShardedUnit::Reshard(bool until_backward) {
+  FinishUnshard();
+  if (state_ == State::kSharded) return;
+  for (FlatGroup& group : groups_) group.Reshard(until_backward);
+  state_ = State::kSharded;
 }
 
 namespace {

@@ -208,6 +208,29 @@ absl::Status FusedOptimizer::LoadStateDict(const std::vector<State>& state) {
 void FusedOptimizer::UpdateState(const std::function<void(const State&)>& update) {
   at::NoGradGuard no_grad;
   for (const State& state : StateDict()) update(state);
+  StateChanged();
+}
+
+void FusedOptimizer::UpdateFullState(Strategy& strategy,
+                                     const std::function<void(const State&)>& update) {
+  at::NoGradGuard no_grad;
+  std::map<std::string, std::vector<NamedTensor>> by_key;
+  for (const State& state : StateDict()) {
+    if (state.key == "step") {
+      update(state);
+    } else {
+      by_key[state.key].push_back({state.parameter, state.value});
+    }
+  }
+  for (const auto& [key, tensors] : by_key) {
+    strategy.UpdateFull(tensors, [&, &key = key](const std::string& name, at::Tensor full) {
+      update({name, key, std::move(full)});
+    });
+  }
+  StateChanged();
+}
+
+void FusedOptimizer::StateChanged() {
   for (Slot& slot : slots_) slot.started = slot.step.item<float>() > 0;
 }
 

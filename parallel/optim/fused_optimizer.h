@@ -82,6 +82,10 @@ class FusedOptimizer : public torch::optim::Optimizer {
   // may overwrite the values in place, which must not be done anywhere else.
   void UpdateState(const std::function<void(const State&)>& update);
 
+  // The same with whole tensors, where `strategy` has shards: gathered piece by piece, so that no
+  // rank ever holds more than a Unit's. Collective under FSDP.
+  void UpdateFullState(Strategy& strategy, const std::function<void(const State&)>& update);
+
   // Parameters join by the constructor, with their names.
   void add_param_group(const torch::optim::OptimizerParamGroup&) = delete;
   void add_parameters(const std::vector<at::Tensor>&) = delete;
@@ -141,6 +145,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
     Update later, first;  // kept for their memory
   };
 
+  void StateChanged();
   void Add(Slot& slot, Update& update);
   static void Clear(Update& update);
 

@@ -7,8 +7,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <cmath>
@@ -17,6 +15,8 @@
 
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/none/none.h"
+#include "lockstep/parallel/optim/fused_adamw.h"
+#include "lockstep/parallel/optim/fused_sgd.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/tools/status/status_error.h"
 
@@ -39,14 +39,40 @@ Samples MakeSamples(const ParityCase& c, int64_t begin, int64_t count) {
   return {at::sin(index * 1.7 + 0.3).view(shape).to(c.dtype), (row * 7 + 3).remainder(c.classes)};
 }
 
-std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(const ParityCase& c,
-                                                       const Strategy& strategy) {
+std::unique_ptr<optim::FusedOptimizer> MakeOptimizer(const ParityCase& c,
+                                                     const Strategy& strategy) {
   if (c.sgd) {
-    return std::make_unique<torch::optim::SGD>(strategy.parameters(),
-                                               torch::optim::SGDOptions(0.1).momentum(0.9));
+    return std::make_unique<optim::FusedSgd>(strategy.named_parameters(),
+                                             optim::FusedSgdOptions{.lr = 0.1, .momentum = 0.9});
   }
-  return std::make_unique<torch::optim::AdamW>(strategy.parameters(),
-                                               torch::optim::AdamWOptions(1e-3));
+  return std::make_unique<optim::FusedAdamW>(strategy.named_parameters(),
+                                             optim::FusedAdamWOptions{.lr = 1e-3});
+}
+
+// Whole gradients of parameters() that have one.
+NamedState GradientsOf(Strategy& strategy) {
+  std::vector<NamedTensor> gradients;
+  for (const NamedTensor& parameter : strategy.named_parameters()) {
+    if (!parameter.tensor.grad().defined()) continue;
+    gradients.push_back({parameter.name, parameter.tensor.grad()});
+  }
+  NamedState whole;
+  strategy.UpdateFull(gradients, [&](const std::string& name, const at::Tensor& full) {
+    whole[name] = full.clone();
+  });
+  return whole;
+}
+
+void ExpectSameState(const NamedState& found, const NamedState& expected, double tolerance,
+                     const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (const auto& [name, tensor] : expected) {
+    const auto place = found.find(name);
+    ASSERT_NE(place, found.end()) << what << ": no " << name;
+    EXPECT_TRUE(at::allclose(place->second, tensor, /*rtol=*/tolerance, /*atol=*/tolerance))
+        << what << ": " << name << " differs by "
+        << (place->second - tensor).abs().max().item<double>();
+  }
 }
 
 }  // namespace
@@ -78,12 +104,16 @@ Trajectory Train(const ParityCase& c, const ParityModel& model, Strategy& strate
     }
     strategy.FinishBackward();
     if (c.clip_norm > 0) trajectory.norms.push_back(strategy.ClipGradNorm(c.clip_norm));
+    trajectory.gradients.push_back(GradientsOf(strategy));
     optimizer->step();
     if (comm != nullptr) ThrowIfError(comm->AllReduce(loss, comm::ReduceOp::kAverage).Wait());
     trajectory.losses.push_back(loss.item<double>());
   }
   strategy.VisitState([&](const std::string& name, const at::Tensor& full) {
     trajectory.state[name] = full.clone();
+  });
+  optimizer->UpdateFullState(strategy, [&](const optim::FusedOptimizer::State& state) {
+    trajectory.optimizer[state.parameter + "/" + state.key] = state.value.clone();
   });
   return trajectory;
 }
@@ -110,26 +140,37 @@ void ExpectSame(const Trajectory& found, const Trajectory& expected, at::ScalarT
     EXPECT_NEAR(found.norms[step], expected.norms[step], tolerance * (1 + expected.norms[step]))
         << what << ", gradient norm of step " << step;
   }
-  ASSERT_EQ(found.state.size(), expected.state.size()) << what;
-  for (const auto& [name, tensor] : expected.state) {
-    const auto place = found.state.find(name);
-    ASSERT_NE(place, found.state.end()) << what << ": no " << name;
-    EXPECT_TRUE(at::allclose(place->second, tensor, /*rtol=*/tolerance, /*atol=*/tolerance))
-        << what << ": " << name << " differs by "
-        << (place->second - tensor).abs().max().item<double>();
+  ASSERT_EQ(found.gradients.size(), expected.gradients.size()) << what;
+  for (size_t step = 0; step < expected.gradients.size(); ++step) {
+    ExpectSameState(found.gradients[step], expected.gradients[step], tolerance,
+                    what + ", gradients of step " + std::to_string(step));
   }
+  ExpectSameState(found.state, expected.state, tolerance, what);
+  ExpectSameState(found.optimizer, expected.optimizer, tolerance, what + ", optimizer");
 }
 
 void ExpectParityOnThreads(const ParityCase& c, const std::vector<std::string>& strategies,
                            const std::vector<int>& sizes) {
+  std::map<std::string, StrategyFactory> factories;
+  for (const std::string& name : strategies) {
+    factories[name] = [name](std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm) {
+      return ValueOrThrow(MakeStrategy(name, std::move(model), &comm));
+    };
+  }
+  ExpectParityOnThreadsOf(c, factories, sizes);
+}
+
+void ExpectParityOnThreadsOf(const ParityCase& c,
+                             const std::map<std::string, StrategyFactory>& strategies,
+                             const std::vector<int>& sizes) {
   for (int size : sizes) {
     const Trajectory expected = TrainAlone(c, size);
-    for (const std::string& name : strategies) {
+    for (const auto& [name, make] : strategies) {
       std::vector<ParityModel> models;
       for (int rank = 0; rank < size; ++rank) models.push_back(MakeModel(c));
       comm::testing::RunRanks(size, [&](comm::Communicator& comm) {
         const ParityModel& model = models[comm.rank()];
-        auto strategy = ValueOrThrow(MakeStrategy(name, model.module, &comm));
+        auto strategy = make(model.module, comm);
         const Trajectory found = Train(c, model, *strategy, comm.rank(), size, &comm);
         ExpectSame(found, expected, c.dtype,
                    c.name + " under " + name + ", rank " + std::to_string(comm.rank()) + " of " +

@@ -34,12 +34,21 @@ struct ParityCase {
   bool sgd = false;      // else AdamW
 };
 
+// Whole tensors by name.
+using NamedState = std::map<std::string, at::Tensor>;
+
 // What a training came to.
 struct Trajectory {
-  std::vector<double> losses;               // of each step, over the global batch
-  std::vector<double> norms;                // what ClipGradNorm returned
-  std::map<std::string, at::Tensor> state;  // parameters and buffers at the end, in full
+  std::vector<double> losses;         // of each step, over the global batch
+  std::vector<double> norms;          // what ClipGradNorm returned
+  std::vector<NamedState> gradients;  // of each step, after clipping
+  NamedState state;                   // parameters and buffers at the end
+  NamedState optimizer;               // the optimizer's state, as "name/key"
 };
+
+// Makes a strategy for a model of one rank, with whatever options.
+using StrategyFactory = std::function<std::unique_ptr<Strategy>(std::shared_ptr<torch::nn::Module>,
+                                                                comm::Communicator&)>;
 
 // Makes and seeds the case's model in its dtype. Ranks that are threads share LibTorch's default
 // generator: make their models one after another.
@@ -53,8 +62,8 @@ Trajectory Train(const ParityCase& c, const ParityModel& model, Strategy& strate
 // One process, the global batch of `size` ranks: what all strategies are compared with.
 Trajectory TrainAlone(const ParityCase& c, int size);
 
-// Losses at every step, norms, and the state at the end agree: to 1e-9 in f64, in f32 to a relative
-// 1e-4. Reports differences as test failures that name `what`.
+// Losses and gradients at every step, norms, and the states at the end agree: to 1e-9 in f64, in
+// f32 to a relative 1e-4. Reports differences as test failures that name `what`.
 void ExpectSame(const Trajectory& found, const Trajectory& expected, at::ScalarType dtype,
                 const std::string& what);
 
@@ -62,5 +71,10 @@ void ExpectSame(const Trajectory& found, const Trajectory& expected, at::ScalarT
 // equals one process.
 void ExpectParityOnThreads(const ParityCase& c, const std::vector<std::string>& strategies,
                            const std::vector<int>& sizes);
+
+// The same for strategies with options, by names for messages.
+void ExpectParityOnThreadsOf(const ParityCase& c,
+                             const std::map<std::string, StrategyFactory>& strategies,
+                             const std::vector<int>& sizes);
 
 }  // namespace lockstep::parallel::testing

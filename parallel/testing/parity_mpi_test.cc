@@ -16,7 +16,7 @@ TEST(ParityMpiTest, EqualsOneProcess) {
     for (at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       const ParityCase c = ModelCase(model, dtype);
       const Trajectory expected = TrainAlone(c, world->size());
-      for (const char* name : {"manual", "ddp", "fsdp"}) {
+      for (const char* name : {"manual", "ddp", "zero1", "zero2", "fsdp"}) {
         const ParityModel made = MakeModel(c);
         auto strategy = ValueOrThrow(MakeStrategy(name, made.module, world.get()));
         const Trajectory found =

@@ -7,7 +7,7 @@
 namespace lockstep::parallel::testing {
 namespace {
 
-const std::vector<std::string> kStrategies = {"manual", "ddp", "fsdp"};
+const std::vector<std::string> kStrategies = {"manual", "ddp", "zero1", "zero2", "fsdp"};
 
 class ParityTest : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
