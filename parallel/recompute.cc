@@ -99,8 +99,9 @@ void CheckLeaves(const std::vector<at::Tensor>& roots, const std::vector<at::Ten
     Node* node = open.back();
     open.pop_back();
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
-      TORCH_CHECK(leaves.count(leaf->variable.unsafeGetTensorImpl()) == 1, "recomputation: ",
-                  module.name(), "::forward uses a tensor of shape ", leaf->variable.sizes(),
+      TORCH_CHECK(leaves.count(leaf->variable.unsafeGetTensorImpl()) == 1,
+                  "recomputation: ", module.name(), "::forward uses a tensor of shape ",
+                  leaf->variable.sizes(),
                   " that requires a gradient and is neither among its arguments nor a parameter of "
                   "the module, so its gradient would be lost: register it, pass it to forward, or "
                   "do not recompute this Unit");

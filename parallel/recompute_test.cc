@@ -200,9 +200,8 @@ TEST(RecomputeTest, HooksOnParametersFireOnce) {
   std::vector<GradHook> hooks;
   for (auto& parameter : block->named_parameters()) {
     if (!parameter.value().requires_grad()) continue;
-    hooks.emplace_back(parameter.value(), [&accumulated, name = parameter.key()] {
-      ++accumulated[name];
-    });
+    hooks.emplace_back(parameter.value(),
+                       [&accumulated, name = parameter.key()] { ++accumulated[name]; });
     parameter.value().register_hook([&arrived, name = parameter.key()](const at::Tensor& grad) {
       ++arrived[name];
       return grad.defined() ? grad * 2 : grad;
@@ -284,8 +283,7 @@ TEST(RecomputeTest, ServesAutogradGradAndRetainedGraphs) {
   Inner inner;
   inner->to(at::kDouble);
   at::Tensor x = Input().requires_grad_();
-  const at::Tensor expected =
-      torch::autograd::grad({inner(x).sum()}, {x, inner->linear->bias})[1];
+  const at::Tensor expected = torch::autograd::grad({inner(x).sum()}, {x, inner->linear->bias})[1];
   SetRecompute(*inner, true);
   at::Tensor y = inner(x).sum();
   for (int i = 0; i < 2; ++i) {
@@ -427,8 +425,9 @@ TEST(RecomputeTest, SaysWhatCannotBeRecomputed) {
     EXPECT_NE(found.find(message), std::string::npos) << found;
   }
   Net net = MakeNet();
-  EXPECT_NE(MessageOf([&] { Recompute(*net, [](const NamedUnit&) { return false; }); })
-                .find("no Unit of"),
+  EXPECT_NE(MessageOf([&] {
+              Recompute(*net, [](const NamedUnit&) { return false; });
+            }).find("no Unit of"),
             std::string::npos);
 }
 

@@ -54,8 +54,9 @@ ParityCase OddCase() {
 TEST(RecomputeParityTest, Blocks) { ExpectParity(OddCase(), Blocks); }
 
 TEST(RecomputeParityTest, OuterBlocksAlone) {
-  ExpectParity(OddCase(),
-               [](const NamedUnit& unit) { return Blocks(unit) && unit.name.find(".up") == std::string::npos; });
+  ExpectParity(OddCase(), [](const NamedUnit& unit) {
+    return Blocks(unit) && unit.name.find(".up") == std::string::npos;
+  });
 }
 
 TEST(RecomputeParityTest, NestedToTheModelItself) { ExpectParity(OddCase(), All); }
