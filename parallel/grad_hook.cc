@@ -16,8 +16,10 @@ GradHook::GradHook(const at::Tensor& parameter, std::function<void()> accumulate
     : accumulator_(torch::autograd::impl::grad_accumulator(parameter)) {
   using torch::autograd::variable_list;
   key_ = accumulator_->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-      [accumulated = std::move(accumulated)](const variable_list& outputs, const variable_list&) {
-        accumulated();
+      [accumulated = std::move(accumulated)](const variable_list& outputs,
+                                             const variable_list& gradients) {
+        // Undefined where a custom function has none for this parameter.
+        if (gradients.at(0).defined()) accumulated();
         return outputs;
       }));
 }

@@ -1,7 +1,10 @@
 #include "lockstep/parallel/unit.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -58,6 +61,37 @@ void Visit(torch::nn::Module& module, const std::string& name,
 }
 
 }  // namespace
+
+namespace {
+thread_local UnitObserver* current_observer = nullptr;
+}  // namespace
+
+UnitObserverScope::UnitObserverScope(UnitObserver* observer)
+    : outer_(std::exchange(current_observer, observer)) {}
+
+UnitObserverScope::~UnitObserverScope() { current_observer = outer_; }
+
+namespace internal {
+
+void AnnounceUnit(UnitModule& unit) {
+  if (current_observer != nullptr) current_observer->Built(unit);
+}
+
+void AnnounceUnits(torch::nn::Module& model) {
+  if (current_observer == nullptr) return;
+  const std::vector<NamedUnit> units = FindUnits(model);
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
+    current_observer->Built(*unit->unit);
+}
+
+void ThrowNotRepeatable(const torch::nn::Module& module) {
+  TORCH_CHECK(false, module.name(),
+              "::forward cannot be run again in backward, as recomputation must: it takes a "
+              "reference to what is not const, takes what cannot be copied, or returns a "
+              "reference. Change its signature, or do not recompute this Unit");
+}
+
+}  // namespace internal
 
 std::vector<NamedUnit> FindUnits(torch::nn::Module& model) {
   std::unordered_set<torch::nn::Module*> seen;

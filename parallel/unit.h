@@ -49,8 +49,9 @@ namespace lockstep::parallel {
 //
 //   void ForEachTensor(MyOutput& output, const std::function<void(at::Tensor&)>& visit);
 //
-// Hooks belong to the module: copies of the holder share them. They are called on the thread that
-// calls forward; adding, removing and calling them is not synchronised.
+// Hooks belong to the module: copies of the holder share them, a copy of the module (clone(), which
+// gives a Unit again) has none. They are called on the thread that calls forward; adding, removing
+// and calling them is not synchronised.
 class HookList;
 
 // Removes its hook when destroyed. Move-only; may outlive the module.
@@ -138,10 +139,97 @@ void CollectTensors(T& value, std::vector<at::Tensor*>& tensors) {
 
 }  // namespace internal
 
+class UnitModule;
+
+// Runs a Unit's forward in another way than by calling it once: see parallel/recompute.h.
+class ForwardRunner {
+ public:
+  // Calls forward with `inputs` in the place of the tensors among its arguments, and returns the
+  // tensors of its result. Without the hooks of this Unit, with those of the Units below it. May be
+  // kept, and called again while the module lives; it keeps the other arguments, but no tensors.
+  using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+
+  virtual ~ForwardRunner() = default;
+
+  // Called between the hooks, with the tensors among the arguments. Calls `body` once, and returns
+  // what is to take the place of the tensors that it returned.
+  virtual std::vector<at::Tensor> Run(UnitModule& unit, const std::vector<at::Tensor>& inputs,
+                                      const Body& body) const = 0;
+};
+
+namespace internal {
+
+// Whether a function can be called again when its caller's arguments are gone.
+template <typename Result, typename... Args>
+inline constexpr bool kIsRepeatable = std::is_object_v<Result> &&
+                                      (std::is_copy_constructible_v<std::decay_t<Args>> && ...) &&
+                                      ((!std::is_lvalue_reference_v<Args> ||
+                                        std::is_const_v<std::remove_reference_t<Args>>)&&...);
+
+// A call of `forward` that keeps its arguments, the tensors among them apart.
+template <typename Result, typename... Args>
+class RepeatableCall {
+ public:
+  RepeatableCall(std::function<Result(Args...)> forward, std::tuple<std::decay_t<Args>...>&& args)
+      : forward_(std::move(forward)), args_(std::move(args)) {
+    CollectTensors(args_, slots_);
+  }
+  RepeatableCall(const RepeatableCall&) = delete;
+
+  std::vector<at::Tensor> TakeInputs() {
+    std::vector<at::Tensor> inputs;
+    for (at::Tensor* slot : slots_) inputs.push_back(std::exchange(*slot, at::Tensor()));
+    return inputs;
+  }
+
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& inputs, bool keep_result) {
+    for (size_t i = 0; i < slots_.size(); ++i) *slots_[i] = inputs.at(i);
+    auto args = args_;
+    TakeInputs();
+    Result result = std::apply(
+        [&](auto&... each) -> Result { return forward_(static_cast<Args&&>(each)...); }, args);
+    std::vector<at::Tensor*> tensors;
+    CollectTensors(result, tensors);
+    std::vector<at::Tensor> outputs;
+    for (const at::Tensor* tensor : tensors) outputs.push_back(*tensor);
+    if (keep_result) result_.emplace(std::move(result));
+    return outputs;
+  }
+
+  // The kept result, with `outputs` for its tensors.
+  Result TakeResult(std::vector<at::Tensor> outputs) {
+    Result result = *std::move(result_);
+    result_.reset();
+    std::vector<at::Tensor*> tensors;
+    CollectTensors(result, tensors);
+    for (size_t i = 0; i < tensors.size(); ++i) *tensors[i] = std::move(outputs.at(i));
+    return result;
+  }
+
+ private:
+  const std::function<Result(Args...)> forward_;
+  std::tuple<std::decay_t<Args>...> args_;
+  std::vector<at::Tensor*> slots_;  // in args_
+  std::optional<Result> result_;
+};
+
+[[noreturn]] void ThrowNotRepeatable(const torch::nn::Module& module);
+
+// Tells the thread's UnitObserver, if it has one.
+void AnnounceUnit(UnitModule& unit);
+
+// Tells it of the model's Units, inner ones first.
+void AnnounceUnits(torch::nn::Module& model);
+
+}  // namespace internal
+
 // What a strategy sees of a Unit's module, whatever its Impl. Found among a model's modules by
 // dynamic_cast, see FindUnits.
 class UnitModule {
  public:
+  UnitModule() = default;
+  UnitModule(const UnitModule&) : UnitModule() {}  // hooks and runner are not copied
+  UnitModule& operator=(const UnitModule&) = delete;
   virtual ~UnitModule() = default;
 
   // Runs before forward, in the order in which hooks were added.
@@ -150,13 +238,20 @@ class UnitModule {
   // Runs after forward, in the reverse of that order.
   HookHandle AddPostForwardHook(ForwardHook hook) { return post_forward_->Add(std::move(hook)); }
 
+  // From now on `runner` runs forward, inside the hooks; null, as at first: it is just called.
+  // forward then throws c10::Error where it could not be called again: arguments that cannot be
+  // copied or are references to what is not const, or a result that is a reference.
+  void SetForwardRunner(std::shared_ptr<const ForwardRunner> runner) {
+    runner_ = std::move(runner);
+  }
+
   virtual torch::nn::Module& module() = 0;
 
  protected:
   // Calls forward(args...) between the hooks.
   template <typename Result, typename... Args, typename Forward>
   Result CallWithHooks(Forward forward, Args&&... args) {
-    if (pre_forward_->empty() && post_forward_->empty()) {
+    if (pre_forward_->empty() && post_forward_->empty() && runner_ == nullptr) {
       return forward(std::forward<Args>(args)...);
     }
     // Arguments that are not the caller's own variables are copied, for hooks to replace.
@@ -169,8 +264,7 @@ class UnitModule {
       internal::CollectTensors(held, tensors);
       pre_forward_->Run(tensors);
     }
-    Result result = std::apply(
-        [&](auto&... each) -> Result { return forward(static_cast<Args&&>(each)...); }, held);
+    Result result = CallForward<Result, Args...>(forward, held);
     if (!post_forward_->empty()) {
       tensors.clear();
       internal::CollectTensors(result, tensors);
@@ -180,8 +274,58 @@ class UnitModule {
   }
 
  private:
+  template <typename Result, typename... Args, typename Forward, typename Held>
+  Result CallForward(Forward& forward, Held& held) {
+    if (runner_ == nullptr) {
+      return std::apply(
+          [&](auto&... each) -> Result { return forward(static_cast<Args&&>(each)...); }, held);
+    }
+    if constexpr (internal::kIsRepeatable<Result, Args...>) {
+      const auto call =
+          std::make_shared<internal::RepeatableCall<Result, Args...>>(forward, std::move(held));
+      const std::vector<at::Tensor> inputs = call->TakeInputs();
+      const auto first = std::make_shared<bool>(true);
+      std::vector<at::Tensor> outputs =
+          runner_->Run(*this, inputs, [call, first](const std::vector<at::Tensor>& tensors) {
+            return (*call)(tensors, /*keep_result=*/std::exchange(*first, false));
+          });
+      return call->TakeResult(std::move(outputs));
+    } else {
+      internal::ThrowNotRepeatable(module());
+    }
+  }
+
   const std::shared_ptr<HookList> pre_forward_ = std::make_shared<HookList>();
   const std::shared_ptr<HookList> post_forward_ = std::make_shared<HookList>();
+  std::shared_ptr<const ForwardRunner> runner_;
+};
+
+// Told of each Unit as soon as it is constructed, so that FSDP can shard a model while it is built
+// and never hold it in full.
+class UnitObserver {
+ public:
+  virtual ~UnitObserver() = default;
+
+  // `unit` is complete: its parameters are there, and the Units below it were announced before it.
+  // No shared_ptr holds it yet, so FindUnits(), parameters(), buffers() and children() work on it,
+  // but modules() and apply() of LibTorch do not. What this throws, the constructor throws. A Unit
+  // that was announced may be destroyed before the model is complete, when a constructor replaces
+  // or drops it, and another one appear at its address.
+  virtual void Built(UnitModule& unit) = 0;
+};
+
+// Tells `observer` of the Units that this thread constructs while the scope lives, copies and
+// clones too (a clone when it has its values). Scopes nest, and the innermost counts: none is told
+// where its observer is null.
+class UnitObserverScope {
+ public:
+  explicit UnitObserverScope(UnitObserver* observer);
+  ~UnitObserverScope();
+  UnitObserverScope(const UnitObserverScope&) = delete;
+  UnitObserverScope& operator=(const UnitObserverScope&) = delete;
+
+ private:
+  UnitObserver* const outer_;
 };
 
 namespace internal {
@@ -210,6 +354,10 @@ class Hooked<Impl, Result(Args...)> : public Impl, public UnitModule {
  public:
   using Impl::Impl;
 
+  Hooked() = default;
+  Hooked(const Hooked& other) requires std::is_copy_constructible_v<Impl>
+      : Hooked(static_cast<const Impl&>(other), FromImpl()) {}
+
   Result forward(Args... args) {
     return this->template CallWithHooks<Result, Args...>(
         [this](Args... inner) -> Result { return Impl::forward(std::forward<Args>(inner)...); },
@@ -217,6 +365,32 @@ class Hooked<Impl, Result(Args...)> : public Impl, public UnitModule {
   }
 
   torch::nn::Module& module() override { return *this; }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override {
+    if constexpr (std::is_copy_constructible_v<Impl>) {
+      std::shared_ptr<Hooked> copy;
+      {
+        UnitObserverScope silence(nullptr);  // what is cloned gets its values last
+        // LibTorch's is an Impl, which has no hooks. It dies here, so its members can be shared.
+        const std::shared_ptr<torch::nn::Module> plain = Impl::clone(device);
+        copy.reset(new Hooked(dynamic_cast<const Impl&>(*plain), FromImpl()));
+      }
+      internal::AnnounceUnits(*copy);
+      return copy;
+    } else {
+      return Impl::clone(device);
+    }
+  }
+
+ private:
+  struct FromImpl {};
+  Hooked(const Impl& impl, FromImpl) : Impl(impl) {}
+
+  struct Announcement {
+    explicit Announcement(UnitModule& unit) { internal::AnnounceUnit(unit); }
+  };
+  [[no_unique_address]] Announcement announcement_{*this};  // last: all else is constructed
 };
 
 template <typename Impl>

@@ -22,7 +22,7 @@ class AtomicFile {
   [[nodiscard]] absl::Status Commit();
 
  private:
-  absl::Status Fail(const std::string& action);
+  absl::Status Named(const absl::Status& status) const;
 
   std::string path_;
   std::string temporary_;

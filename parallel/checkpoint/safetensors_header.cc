@@ -16,13 +16,13 @@ using nlohmann::ordered_json;
 
 constexpr char kMetadata[] = "__metadata__";
 
-struct TypeName {
+struct NamedType {
   at::ScalarType dtype;
   const char* name;
 };
 
 // In the order of the Python package's file writer.
-constexpr std::array<TypeName, 16> kTypes = {{
+constexpr std::array<NamedType, 16> kTypes = {{
     {at::kUInt64, "U64"},
     {at::kLong, "I64"},
     {at::kDouble, "F64"},
@@ -96,7 +96,7 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const ordered_js
   }
   const ordered_json& dtype = json["dtype"];
   const auto* type = std::find_if(kTypes.begin(), kTypes.end(),
-                                  [&dtype](const TypeName& t) { return dtype == t.name; });
+                                  [&dtype](const NamedType& t) { return dtype == t.name; });
   if (type == kTypes.end()) return Bad(absl::StrCat(tensor, "has unknown dtype ", dtype.dump()));
   const ordered_json& shape = json["shape"];
   if (!AreSizes(shape)) return Bad(absl::StrCat(tensor, "has a bad shape ", shape.dump()));
@@ -144,11 +144,20 @@ std::optional<int> TypeOrder(at::ScalarType dtype) {
   return std::nullopt;
 }
 
+std::string TypeName(at::ScalarType dtype) { return kTypes[*TypeOrder(dtype)].name; }
+
+std::optional<at::ScalarType> TypeNamed(const std::string& name) {
+  for (const NamedType& type : kTypes) {
+    if (type.name == name) return type.dtype;
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<std::string> FormatHeader(const Header& header) {
   ordered_json json = ordered_json::object();
   if (!header.metadata.empty()) json[kMetadata] = header.metadata;
   for (const TensorEntry& entry : header.entries) {
-    json[entry.name] = {{"dtype", kTypes[*TypeOrder(entry.dtype)].name},
+    json[entry.name] = {{"dtype", TypeName(entry.dtype)},
                         {"shape", entry.shape},
                         {"data_offsets", {entry.begin, entry.end}}};
   }

@@ -31,6 +31,10 @@ struct Header {
 // nothing for a type that the format does not have.
 std::optional<int> TypeOrder(at::ScalarType dtype);
 
+// "F32" for kFloat, which must be a type that the format has; and back.
+std::string TypeName(at::ScalarType dtype);
+std::optional<at::ScalarType> TypeNamed(const std::string& name);
+
 // The JSON text, padded with spaces to a multiple of 8 bytes. INVALID_ARGUMENT where a name is no
 // UTF-8.
 absl::StatusOr<std::string> FormatHeader(const Header& header);
