@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/checkpoint/checkpointer.h"
@@ -99,6 +100,9 @@ TEST_P(CrashTest, AtEveryOperationOfASave) {
     EXPECT_EQ(left.state.DifferenceFrom(left.step == 2 ? before.state : after.state), "");
     // The next save goes on from there and cleans up.
     ASSERT_EQ(RunProgram(folder, kNever, GetParam()), 0);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      EXPECT_FALSE(absl::StrContains(entry.path().filename().string(), '.')) << entry.path();
+    }
     if (left.step == 2) {
       std::set<std::string> later;
       for (const auto& entry : fs::directory_iterator(folder)) {
