@@ -24,8 +24,9 @@ void UpdateReduced(const FusedSgdOptions& o, bool first, float scale, at::Tensor
   const auto added = static_cast<float>(first ? 1 : 1 - o.dampening);
   at::parallel_for(0, parameter.numel(), /*grain_size=*/1 << 15, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      if (scale != 1) g[i] = static_cast<float>(g[i]) / scale;
-      float d = sign * static_cast<float>(g[i]) + decay * static_cast<float>(p[i]);
+      const float unscaled = static_cast<float>(g[i]) / scale;  // may be zero in 16 bits
+      if (scale != 1) g[i] = unscaled;
+      float d = sign * unscaled + decay * static_cast<float>(p[i]);
       if (m != nullptr) {
         const float sum = (first ? 0 : kept * static_cast<float>(m[i])) + added * d;
         m[i] = sum;

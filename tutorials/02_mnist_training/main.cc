@@ -19,9 +19,11 @@
 #include "lockstep/data/sampler.h"
 #include "lockstep/models/classifier.h"
 #include "lockstep/parallel/checkpoint/safetensors.h"
+#include "lockstep/parallel/none/none.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/file.h"
+#include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/data_flag.h"
 #include "lockstep/tutorials/common/device_flag.h"
 #include "lockstep/tutorials/common/model_flag.h"
@@ -72,24 +74,42 @@ absl::Status Train() {
   const std::string weights = absl::GetFlag(FLAGS_load_weights);
   if (!weights.empty()) ThrowIfError(parallel::checkpoint::LoadInto(*model.module, weights));
   model.module->to(ChosenDevice());
-  absl::PrintF("before training: %s\n", Test(model, test_set));
-  std::fflush(stdout);
 
   // STEP 3: the optimizer, which is to change the weights.
-  parallel::optim::FusedAdamW optimizer(parallel::optim::NamedParameters(*model.module),
+  parallel::None none(model.module);  // one process: nothing is parallel
+  parallel::optim::FusedAdamW optimizer(none.named_parameters(),
                                         {.lr = absl::GetFlag(FLAGS_lr).value});
+
+  // STEP 4: where an earlier run ended early, go on as if it had not.
+  Checkpoints checkpoints;
+  parallel::checkpoint::State state = {
+      .strategy = &none,
+      .optimizer = &optimizer,
+      .generators = {at::globalContext().defaultGenerator(ChosenDevice())}};
+  double loss_sum = 0;  // of the epoch so far
+  int64_t steps_made = 0;
+  if (const auto resumed = checkpoints.Resume(state)) {
+    steps_made = *resumed;
+    ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
+    loss_sum = std::stod(state.notes["loss_sum"]);
+    absl::PrintF("going on after step %d\n", steps_made);
+  } else {
+    absl::PrintF("before training: %s\n", Test(model, test_set));
+  }
+  std::fflush(stdout);
 
   const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_steps));
   const int64_t steps = limit == 0 ? loader.batches_per_epoch() : limit;
-  for (uint64_t epoch = 1; epoch <= absl::GetFlag(FLAGS_epochs); ++epoch) {
+  const int64_t epochs = absl::GetFlag(FLAGS_epochs);
+  for (int64_t epoch = loader.position().epoch + 1; epoch <= epochs; ++epoch) {
     const absl::Time start = absl::Now();
-    loader.SetEpoch(static_cast<int64_t>(epoch) - 1);
-    double loss_sum = 0;
-    int64_t step = 0;
+    const int64_t batch_size = absl::GetFlag(FLAGS_batch);
+    int64_t step = (loader.position().rows + batch_size - 1) / batch_size;  // 0, or resumed
     {
-      Progress progress(absl::StrFormat("epoch %d", epoch), steps);
+      Progress progress(absl::StrFormat("epoch %d", epoch), steps - step);
       for (const data::Batch& batch : loader) {
-        // STEP 4: forward to the loss of one batch, backward to the gradients, and a step of the
+        if (step == steps) break;
+        // STEP 5: forward to the loss of one batch, backward to the gradients, and a step of the
         // weights against them.
         optimizer.zero_grad();
         const at::Tensor logits = model.forward(batch["images"].to(ChosenDevice()));
@@ -103,20 +123,30 @@ absl::Status Train() {
               "the loss of step %d in epoch %d is no number any more: try a smaller --lr than %g",
               step + 1, epoch, absl::GetFlag(FLAGS_lr).value));
         }
-        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step + 1)));
-        if (++step == steps) break;
+        ++step;
+        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
+        if (checkpoints.IsDue(++steps_made)) {
+          state.notes = {{"position", data::ToString(loader.position())},
+                         {"loss_sum", absl::StrFormat("%.17g", loss_sum)}};
+          checkpoints.Save(steps_made, state);
+          if (checkpoints.stopped()) return absl::OkStatus();
+        }
       }
     }
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
 
-    // STEP 5: how well does the model do on images that it has never seen?
+    // STEP 6: how well does the model do on images that it has never seen?
     absl::PrintF("epoch %d: loss %.4f, %s, %d steps in %.1f s\n", epoch, loss_sum / step,
                  Test(model, test_set), step, seconds);
     std::fflush(stdout);
+    loss_sum = 0;
+    loader.SetEpoch(epoch);
 
-    // STEP 6: the weights, in a file that Python reads too.
+    // STEP 7: the weights, in a file that Python reads too.
     if (!path.empty()) ThrowIfError(parallel::checkpoint::SaveModule(*model.module, path));
   }
+  state.notes = {{"position", data::ToString(loader.position())}, {"loss_sum", "0"}};
+  checkpoints.Finish(steps_made, state);
   return absl::OkStatus();
 }
 

@@ -175,11 +175,88 @@ TEST(MnistTrainingTest, ShowsABarOnATerminalAndTakesItAway) {
   EXPECT_TRUE(absl::EndsWith(outcome.err, "\r\033[K")) << outcome.err;
 }
 
+// The lines "epoch N: ..." up to the time, which differs from run to run.
+std::vector<std::string> Epochs(const std::string& out) {
+  std::vector<std::string> epochs;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(out, '\n'))) {
+    if (absl::StartsWith(line, "epoch ")) epochs.push_back(line.substr(0, line.rfind(" in ")));
+  }
+  return epochs;
+}
+
+const std::vector<std::string> kLongRun = {"--model=mlp", "--batch=8", "--epochs=3"};
+
+std::vector<std::string> LongRun(const std::vector<std::string>& more) {
+  std::vector<std::string> flags = kLongRun;
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+TEST(MnistTrainingTest, GoesOnAfterEachTimeLimitAsIfThereWereNone) {
+  const Outcome whole = Train(kLongRun);
+  ASSERT_EQ(whole.exit_status, 0) << whole.err;
+  const std::string folder = TemporaryPath("limited");
+  fs::remove_all(folder);
+  std::vector<std::string> epochs;
+  int runs = 0;
+  Outcome part;
+  do {
+    part = Train(LongRun({"--checkpoint_dir=" + folder, "--time_limit=400ms"}));
+    for (const std::string& epoch : Epochs(part.out)) epochs.push_back(epoch);
+    if (part.exit_status != 0) {
+      EXPECT_TRUE(absl::StrContains(part.err, "and ended, as told: run it again")) << part.err;
+    }
+  } while (part.exit_status == 85 && ++runs < 375);
+  EXPECT_EQ(part.exit_status, 0) << part.err;
+  EXPECT_GE(runs, 1) << "nothing was interrupted";
+  EXPECT_EQ(epochs, Epochs(whole.out));
+
+  // There is nothing left to do, until there is to be more.
+  const Outcome again = Train(LongRun({"--checkpoint_dir=" + folder}));
+  EXPECT_EQ(again.exit_status, 0) << again.err;
+  EXPECT_EQ(again.out, "going on after step 375\n");
+}
+
+TEST(MnistTrainingTest, SavesOnSigterm) {
+  const Outcome whole = Train(kLongRun);
+  const std::string folder = TemporaryPath("terminated");
+  fs::remove_all(folder);
+  std::string command =
+      absl::StrCat("tutorials/02_mnist_training/mnist_training --data=", DataFolder(),
+                   " --checkpoint_dir=", folder);
+  for (const std::string& flag : kLongRun) absl::StrAppend(&command, " ", flag);
+  const Outcome first = RunProgram({"/bin/sh", "-c",
+                                    command + "& until [ -e " + folder +
+                                        "/lock ]; do sleep 0.01; done; kill -TERM $!; wait $!"});
+  ASSERT_EQ(first.exit_status, 85) << first.err;
+  const Outcome second = Train(LongRun({"--checkpoint_dir=" + folder}));
+  ASSERT_EQ(second.exit_status, 0) << second.err;
+  std::vector<std::string> epochs = Epochs(first.out);
+  for (const std::string& epoch : Epochs(second.out)) epochs.push_back(epoch);
+  EXPECT_EQ(epochs, Epochs(whole.out));
+}
+
+TEST(MnistTrainingTest, SavesEverySoManySteps) {
+  const std::string folder = TemporaryPath("every");
+  fs::remove_all(folder);
+  const Outcome outcome = Train({"--model=mlp", "--epochs=1", "--steps=11", "--checkpoint_every=4",
+                                 "--checkpoint_dir=" + folder});
+  ASSERT_EQ(outcome.exit_status, 0) << outcome.err;
+  for (const char* step : {"04", "08", "11"}) {
+    EXPECT_TRUE(fs::exists(absl::StrCat(folder, "/step-0000000000", step, "/index.json"))) << step;
+  }
+}
+
 TEST(MnistTrainingTest, EachMistakeGetsOneLine) {
   const std::string garbage = TemporaryPath("garbage.safetensors");
   std::ofstream(garbage) << "no weights";
   const std::string mlp = TemporaryPath("mlp.safetensors");
   ASSERT_EQ(Train({"--model=mlp", "--steps=1", "--epochs=1", "--save_weights=" + mlp}).exit_status,
+            0);
+
+  const std::string checkpoints = TemporaryPath("checkpoints");
+  ASSERT_EQ(Train({"--model=mlp", "--steps=1", "--epochs=1", "--checkpoint_dir=" + checkpoints})
+                .exit_status,
             0);
 
   struct Mistake {
@@ -198,6 +275,12 @@ TEST(MnistTrainingTest, EachMistakeGetsOneLine) {
       {{"--load_weights=" + mlp}, 1, {mlp, "conv1.weight"}},
       {{"--model=mlp", "--steps=1", "--save_weights=/nowhere/x"}, 1, {"/nowhere/x"}},
       {{"--model=mlp", "--lr=1e30"}, 1, {"is no number any more", "--lr than 1e+30"}},
+      {{"--model=convnet", "--checkpoint_dir=" + checkpoints},
+       1,
+       {checkpoints, "no tensor 'model/conv1.weight'"}},
+      {{"--checkpoint_dir=/nowhere/x"}, 1, {"/nowhere/x: cannot make it"}},
+      {{"--time_limit=5m"}, 1, {"--time_limit needs", "--checkpoint_dir=DIR"}},
+      {{"--time_limit=5"}, 2, {"as in 90s, 55m"}},
       {{"--ranks=2"}, 2, {"there is no flag --ranks"}},
   };
   for (const Mistake& mistake : mistakes) {

@@ -38,9 +38,15 @@ void QuietLog() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
 }
 
+int exit_status_of_success = 0;
+
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
+
+void SetExitStatus(int exit_status) { exit_status_of_success = exit_status; }
+
+int ExitStatus() { return exit_status_of_success; }
 
 void SetFlagsOrExit(int argc, char** argv, const Usage& usage) {
   QuietLog();
@@ -100,7 +106,7 @@ int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl:
     PrintError(status);
     ExitAtOnce(1);
   }
-  return 0;
+  return ExitStatus();
 }
 
 }  // namespace lockstep::tutorials

@@ -28,7 +28,13 @@ namespace lockstep::tutorials {
 // Relative paths start at the folder where `bazel run` was typed.
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body);
 
+// What RunMain and RunRanks return after body succeeded, in the place of 0: for a program that ends
+// early and is to be started again.
+void SetExitStatus(int exit_status);
+
 // For world.h: the parts of RunMain.
+
+int ExitStatus();
 
 // Sets the flags; ends the program after --help and where a flag is wrong.
 void SetFlagsOrExit(int argc, char** argv, const Usage& usage);

@@ -90,7 +90,7 @@ int RunRanks(int argc, char** argv, const Usage& usage,
     world = *std::move(created);
     return body(*world);
   });
-  if (status.ok()) return 0;
+  if (status.ok()) return ExitStatus();
   if (!IsOfAnotherRank(status, world.get())) {
     PrintError(status);
     if (world != nullptr) world->Abort(status);
