@@ -60,8 +60,8 @@ GradScaler::GradScaler(Strategy& strategy, const GradScalerOptions& options)
   TORCH_CHECK(options.backoff_factor > 0 && options.backoff_factor < 1,
               "GradScaler: backoff_factor must be between 0 and 1, and is ",
               options.backoff_factor);
-  TORCH_CHECK(options.growth_interval > 0, "GradScaler: growth_interval must be 1 at least, and is ",
-              options.growth_interval);
+  TORCH_CHECK(options.growth_interval > 0,
+              "GradScaler: growth_interval must be 1 at least, and is ", options.growth_interval);
 }
 
 at::Tensor GradScaler::Scale(const at::Tensor& loss) const { return loss * scale_; }
@@ -92,9 +92,10 @@ bool GradScaler::CheckAndMultiply(torch::optim::Optimizer& optimizer, double fac
 }
 
 void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {
-  TORCH_CHECK(Find(optimizer) == nullptr,
-              "GradScaler: Unscale() after Unscale() or Step() of the same optimizer; call Update() "
-              "once a step, after Step()");
+  TORCH_CHECK(
+      Find(optimizer) == nullptr,
+      "GradScaler: Unscale() after Unscale() or Step() of the same optimizer; call Update() "
+      "once a step, after Step()");
   for (const at::Tensor& gradient : Gradients(optimizer)) {
     TORCH_CHECK(gradient.scalar_type() != at::kHalf,
                 "GradScaler: gradients in f16 cannot be unscaled, as many would be zero then: keep "

@@ -48,7 +48,8 @@ struct GradScalerOptions {
 //
 // OPTIMIZERS. Any number, each with some of strategy.parameters(), in the same order on all ranks;
 // each is stepped or left out by its own gradients. Gradients in f16 are only for a FusedOptimizer
-// without Unscale(): it divides them as it uses them, in f32, where in f16 they would be lost again.
+// without Unscale(): it divides them as it uses them, in f32, where in f16 they would be lost
+// again.
 //
 // The strategy outlives this. Misuse (c10::Error): Unscale() or Step() twice for an optimizer
 // without Update(), Update() without Step(), options out of their range.
@@ -68,8 +69,9 @@ class GradScaler {
   // ranks. Returns whether it did.
   bool Step(torch::optim::Optimizer& optimizer);
 
-  // Sets the scale for the next step, by what the steps since the last Update() came to. StatusError
-  // (FailedPrecondition) where it has fallen below 1e-38: no gradient was finite at any scale.
+  // Sets the scale for the next step, by what the steps since the last Update() came to.
+  // StatusError (FailedPrecondition) where it has fallen below 1e-38: no gradient was finite at any
+  // scale.
   void Update();
 
   double scale() const { return scale_; }

@@ -228,10 +228,8 @@ TEST(GradScalerTest, BacksOffAndGrowsAsTorchDoes) {
   Single single(at::kFloat);
   None none(single.module);
   optim::FusedSgd optimizer(none.named_parameters(), {.lr = 0.1});
-  GradScaler scaler(none, {.init_scale = 8,
-                           .growth_factor = 4,
-                           .backoff_factor = 0.25,
-                           .growth_interval = 3});
+  GradScaler scaler(
+      none, {.init_scale = 8, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 3});
   std::vector<double> scales;
   for (const bool finite : {true, true, false, true, true, true, true, false, false}) {
     optimizer.zero_grad();

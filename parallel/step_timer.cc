@@ -70,4 +70,11 @@ comm::Work TimedCommunicator::Issue(comm::Operation operation) {
   return timer_.Track(Decorator::Issue(std::move(operation)), bytes);
 }
 
+absl::StatusOr<std::unique_ptr<comm::Communicator>> TimedCommunicator::Split(
+    std::optional<int> color, int key) {
+  auto part = Decorator::Split(color, key);
+  if (!part.ok() || *part == nullptr) return part;
+  return std::make_unique<TimedCommunicator>(*std::move(part), timer_);
+}
+
 }  // namespace lockstep::parallel

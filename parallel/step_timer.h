@@ -4,10 +4,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lockstep/comm/decorator.h"
 #include "lockstep/comm/work.h"
@@ -54,11 +56,13 @@ class StepTimer {
   StepStatistics step_;
 };
 
-// A communicator whose operations a StepTimer tracks.
+// A communicator whose operations, and those of what is split from it, a StepTimer tracks.
 class TimedCommunicator : public comm::Decorator {
  public:
   TimedCommunicator(std::unique_ptr<comm::Communicator> inner, StepTimer& timer);
   comm::Work Issue(comm::Operation operation) override;
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> Split(std::optional<int> color,
+                                                            int key) override;
 
  private:
   StepTimer& timer_;

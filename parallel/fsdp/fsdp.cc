@@ -4,9 +4,11 @@
 #include <ATen/ops/tensor.h>
 
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lockstep/parallel/fsdp/fsdp_build_scope.h"
 #include "lockstep/parallel/fsdp/sharded_model.h"
 #include "lockstep/tools/status/status_error.h"
 
@@ -39,16 +41,88 @@ std::vector<std::string> Describe(const FsdpOptions& options) {
           absl::StrCat("no_sync=", static_cast<int>(options.no_sync))};
 }
 
+std::unique_ptr<fsdp::ShardContext> Take(std::unique_ptr<fsdp::ShardContext>& context) {
+  if (context == nullptr) {
+    throw StatusError(absl::FailedPreconditionError(
+        "the FsdpBuildScope has given its Units to another Fsdp: a scope builds one model"));
+  }
+  return std::move(context);
+}
+
+const void* KeyOf(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+
+// The Units' groups among those that were sharded while the model was built: none for a Unit that
+// has other parameters now, whose groups give theirs back.
+std::vector<std::vector<fsdp::FlatGroup>> TakeBuilt(
+    const std::vector<std::vector<NamedTensor>>& owned,
+    std::vector<std::vector<fsdp::FlatGroup>> built) {
+  std::unordered_map<const void*, size_t> owner;
+  for (size_t unit = 0; unit < owned.size(); ++unit) {
+    for (const NamedTensor& parameter : owned[unit]) owner[KeyOf(parameter.tensor)] = unit;
+  }
+  std::vector<std::vector<fsdp::FlatGroup>> taken(owned.size());
+  for (std::vector<fsdp::FlatGroup>& groups : built) {
+    std::unordered_set<size_t> owners;
+    size_t parameters = 0;
+    bool fits = true;
+    for (const fsdp::FlatGroup& group : groups) {
+      parameters += group.size();
+      for (size_t i = 0; i < group.size(); ++i) {
+        const at::Tensor& parameter = group.parameter(i).tensor;
+        const auto place = owner.find(KeyOf(parameter));
+        if (place != owner.end()) owners.insert(place->second);
+        fits = fits && parameter.requires_grad() == group.requires_grad();
+      }
+    }
+    if (owners.empty()) continue;  // of a Unit that is not in the model
+    const size_t unit = *owners.begin();
+    if (fits && owners.size() == 1 && parameters == owned[unit].size()) {
+      taken[unit] = std::move(groups);
+    } else {
+      for (fsdp::FlatGroup& group : groups) group.Restore();
+    }
+  }
+  return taken;
+}
+
+// The names that the parameters have in the model.
+void SetNames(fsdp::FlatGroup& group, const std::string& unit,
+              const std::vector<NamedTensor>& owned) {
+  std::unordered_map<const void*, std::string> names;
+  for (const NamedTensor& parameter : owned) names[KeyOf(parameter.tensor)] = parameter.name;
+  std::vector<std::string> ordered;
+  for (size_t i = 0; i < group.size(); ++i) {
+    ordered.push_back(names.at(KeyOf(group.parameter(i).tensor)));
+  }
+  group.SetNames(unit, ordered);
+}
+
 }  // namespace
 
 Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, FsdpOptions options)
-    : Strategy(std::move(model)), context_(std::make_unique<fsdp::ShardContext>(comm, options)) {
-  CheckSameModel(this->model(), context_->world(), {.options = Describe(options)});
-  if (options.sync_module_states) BroadcastModel(this->model(), context_->world());
-  std::vector<std::vector<fsdp::FlatGroup>> groups;
-  for (const auto& owned :
-       ValueOrThrow(fsdp::AssignParameters(this->model(), FindUnits(this->model())))) {
-    groups.push_back(fsdp::ShardParameters(owned, *context_));
+    : Fsdp(std::move(model), std::make_unique<fsdp::ShardContext>(comm, options), {}) {}
+
+Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, FsdpBuildScope& scope)
+    : Fsdp(std::move(model), Take(scope.context_), std::move(scope.groups_)) {}
+
+Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::ShardContext> context,
+           std::vector<std::vector<fsdp::FlatGroup>> built)
+    : Strategy(std::move(model)), context_(std::move(context)) {
+  const std::vector<NamedUnit> units = FindUnits(this->model());
+  const auto owned = ValueOrThrow(fsdp::AssignParameters(this->model(), units));
+  CheckSameModel(this->model(), context_->world(), {.options = Describe(context_->options())});
+  std::vector<std::vector<fsdp::FlatGroup>> groups = TakeBuilt(owned, std::move(built));
+  if (context_->options().sync_module_states) {
+    std::vector<std::string> in_step;
+    for (size_t i = 0; i < units.size(); ++i) {
+      if (groups[i].empty()) continue;
+      for (const NamedTensor& parameter : owned[i]) in_step.push_back(parameter.name);
+    }
+    BroadcastModel(this->model(), context_->world(), in_step);
+  }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (groups[i].empty()) groups[i] = fsdp::ShardParameters(owned[i], *context_);
+    for (fsdp::FlatGroup& group : groups[i]) SetNames(group, units[i].name, owned[i]);
   }
   sharded_ = std::make_unique<fsdp::ShardedModel>(
       this->model(), std::move(groups), *context_, [this] { return sync(); },

@@ -13,7 +13,10 @@
 
 namespace lockstep::parallel {
 
+class FsdpBuildScope;
+
 namespace fsdp {
+class FlatGroup;
 class ShardContext;
 class ShardedModel;
 }  // namespace fsdp
@@ -80,6 +83,13 @@ class Fsdp : public Strategy {
        FsdpOptions options = {})
       : Fsdp(std::shared_ptr<torch::nn::Module>(model.ptr()), comm, options) {}
 
+  // Of a model that was built in `scope`, with the scope's options.
+  Fsdp(std::shared_ptr<torch::nn::Module> model, FsdpBuildScope& scope);
+
+  template <typename Impl>
+  Fsdp(const torch::nn::ModuleHolder<Impl>& model, FsdpBuildScope& scope)
+      : Fsdp(std::shared_ptr<torch::nn::Module>(model.ptr()), scope) {}
+
   ~Fsdp() override;
 
   std::string name() const override;
@@ -98,6 +108,9 @@ class Fsdp : public Strategy {
   void Reshard(const std::string& unit);
 
  private:
+  Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::ShardContext> context,
+       std::vector<std::vector<fsdp::FlatGroup>> built);
+
   const std::unique_ptr<fsdp::ShardContext> context_;
   std::unique_ptr<fsdp::ShardedModel> sharded_;
 };

@@ -51,8 +51,8 @@ struct FsdpOptions {
 
   MixedPrecision mixed_precision;
 
-  // Keep shards, their gradients and so the optimizer's state in the memory of the host, page-locked
-  // where the communicator's device is a GPU; false.
+  // Keep shards, their gradients and so the optimizer's state in the memory of the host,
+  // page-locked where the communicator's device is a GPU; false.
   bool cpu_offload = false;
 
   // Gather the next Unit while one computes, in the order of the last step; true.

@@ -10,7 +10,7 @@ namespace {
 // it. An explicit instantiation may name a private member, and so hands it out.
 bool& Throws(c10::StorageImpl& storage);
 
-template <bool c10::StorageImpl::* flag>
+template <bool c10::StorageImpl::*flag>
 struct Access {
   friend bool& Throws(c10::StorageImpl& storage) { return storage.*flag; }
 };

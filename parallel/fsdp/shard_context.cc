@@ -36,18 +36,19 @@ ShardContext::ShardContext(comm::Communicator& comm, FsdpOptions options)
       unsharded_pool_(*world_, trace::MemoryCategory::kUnsharded, options.debug),
       gradient_pool_(*world_, trace::MemoryCategory::kGradients, options.debug) {
   const int rank = comm.rank();
-  auto shard = ValueOrThrow(world_->Split(rank / options_.shard_size, rank));
-  shard_untimed_ = shard.get();
-  shard_ = std::make_unique<TimedCommunicator>(std::move(shard), timer_);
-  if (options_.shard_size < comm.size()) replicas_ = Timed(rank % options_.shard_size);
-  if (options_.reshard_size != 0 && options_.reshard_size < options_.shard_size) {
-    reshard_ = Timed(rank / options_.reshard_size);
+  TimedCommunicator timed(SplitPrivate(*world_), timer_);
+  const int shard_size = options_.shard_size;
+  mesh_ = ValueOrThrow(
+      comm::Mesh::Create(timed, {{"replicate", comm.size() / shard_size}, {"shard", shard_size}}));
+  shard_untimed_ = ValueOrThrow(world_->Split(rank / shard_size, rank));
+  if (options_.reshard_size != 0 && options_.reshard_size < shard_size) {
+    reshard_ = ValueOrThrow(timed.Split(rank / options_.reshard_size, rank));
   }
+  timer_.End();  // what this took is no step's
 }
 
-std::unique_ptr<comm::Communicator> ShardContext::Timed(int color) {
-  return std::make_unique<TimedCommunicator>(ValueOrThrow(world_->Split(color, world_->rank())),
-                                             timer_);
+comm::Communicator* ShardContext::replicas() {
+  return mesh_->size("replicate") == 1 ? nullptr : &mesh_->dimension("replicate");
 }
 
 void ShardContext::ClearPools() {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/mesh.h"
 #include "lockstep/parallel/fsdp/buffer_pool.h"
 #include "lockstep/parallel/fsdp/fsdp_options.h"
 #include "lockstep/parallel/step_timer.h"
@@ -22,11 +24,11 @@ class ShardContext {
   comm::Communicator& world() { return *world_; }
 
   // The ranks that together hold one model; `untimed` is another handle to the same.
-  comm::Communicator& shard() { return *shard_; }
+  comm::Communicator& shard() { return mesh_->dimension("shard"); }
   comm::Communicator& shard_untimed() { return *shard_untimed_; }
 
   // The ranks that hold the same shards; null where no others do.
-  comm::Communicator* replicas() { return replicas_.get(); }
+  comm::Communicator* replicas();
 
   // The ranks among which parameters are shared out after forward; null where that is shard().
   comm::Communicator* reshard() { return reshard_.get(); }
@@ -38,14 +40,11 @@ class ShardContext {
   void ClearPools();
 
  private:
-  std::unique_ptr<comm::Communicator> Timed(int color);
-
   const FsdpOptions options_;
   StepTimer timer_;
   const std::unique_ptr<comm::Communicator> world_;
-  comm::Communicator* shard_untimed_ = nullptr;
-  std::unique_ptr<comm::Communicator> shard_;
-  std::unique_ptr<comm::Communicator> replicas_;
+  std::optional<comm::Mesh> mesh_;
+  std::unique_ptr<comm::Communicator> shard_untimed_;
   std::unique_ptr<comm::Communicator> reshard_;
   BufferPool unsharded_pool_;
   BufferPool gradient_pool_;

@@ -85,10 +85,10 @@ void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inpu
     for (at::Tensor* input : inputs) {
       if (!input->requires_grad()) continue;
       ++use->inputs;
-      input->register_hook([this, index, use, alive = std::weak_ptr<bool>(alive_)](
-                               const at::Tensor&) {
-        if (!alive.expired()) InputDone(index, *use);
-      });
+      input->register_hook(
+          [this, index, use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
+            if (!alive.expired()) InputDone(index, *use);
+          });
     }
   }
   uses_.push_back(std::move(use));
@@ -112,11 +112,11 @@ void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& out
     for (at::Tensor* output : outputs) {
       if (!output->requires_grad()) continue;
       backward_follows = true;
-      output->register_hook([this, index, use, alive = std::weak_ptr<bool>(alive_)](
-                                const at::Tensor&) {
-        if (alive.expired()) ThrowGone();
-        PreBackward(index, use.get());
-      });
+      output->register_hook(
+          [this, index, use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
+            if (alive.expired()) ThrowGone();
+            PreBackward(index, use.get());
+          });
     }
   } else if (is_model) {
     CastTo(context_.options().mixed_precision.output, outputs);
@@ -189,8 +189,7 @@ void ShardedModel::EnterBackward(ShardedUnit& unit) {
     ++backwards_;
     sync_ = sync_now_();
     const FsdpOptions& options = context_.options();
-    up_to_date_ =
-        !sync_ && (!options.reshard_after_forward || options.sharding != Sharding::kFull);
+    up_to_date_ = !sync_ && (!options.reshard_after_forward || options.sharding != Sharding::kFull);
     context_.timer().BeginBackward();
     AtEndOfBackward([this] { Guarded(nullptr, [this] { FinishBackward(); }); },
                     [this, alive = std::weak_ptr<bool>(alive_)] {
@@ -258,8 +257,8 @@ ShardedUnit& ShardedModel::Find(const std::string& name) {
     if (unit->name() == name) return *unit;
     names.push_back(absl::StrCat("\"", unit->name(), "\""));
   }
-  throw StatusError(absl::NotFoundError(absl::StrCat(
-      "the model has no Unit \"", name, "\", but ", absl::StrJoin(names, ", "))));
+  throw StatusError(absl::NotFoundError(
+      absl::StrCat("the model has no Unit \"", name, "\", but ", absl::StrJoin(names, ", "))));
 }
 
 void ShardedModel::Unshard(const std::string& name, bool wait) {
