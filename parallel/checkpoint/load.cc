@@ -108,6 +108,9 @@ absl::Status LoadGenerators(ShardReader& reader, const Index& index, State& stat
 absl::Status Read(const std::string& path, const Index& index, State& state,
                   const comm::Communicator& comm) {
   ShardReader reader(path, index);
+  for (const StateRange& range : WantedRanges(state, comm.rank())) {
+    reader.Expect(range.name, range.begin, range.values.numel());
+  }
   for (const StateRange& range : ModelRanges(*state.strategy)) {
     const absl::Status status = reader.Read(range.name, range.begin, range.values);
     if (!status.ok()) return status;

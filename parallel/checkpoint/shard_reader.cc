@@ -17,7 +17,10 @@
 namespace lockstep::parallel::checkpoint {
 namespace {
 
-constexpr size_t kOpenFiles = 64;  // at most: a process may have about a thousand
+constexpr size_t kOpenFiles = 256;        // at most: a process may have about a thousand
+constexpr size_t kChunksAhead = 64;       // in the system's cache, not in this process
+constexpr size_t kStepBytes = 128 << 10;  // of a read: its checksum finds it in the core's cache
+constexpr int64_t kBytesToAskFor = 64 << 10;  // the system reads small pieces with what is near
 
 }  // namespace
 
@@ -47,21 +50,26 @@ class ShardReader::File {
 
   absl::Status Read(uint64_t position, char* data, size_t bytes, uint32_t checksum,
                     const std::string& what) {
+    uLong sum = 0;
     for (size_t done = 0; done < bytes;) {
-      const ssize_t count =
-          pread(descriptor_, data + done, bytes - done, static_cast<off_t>(position + done));
+      const ssize_t count = pread(descriptor_, data + done, std::min(kStepBytes, bytes - done),
+                                  static_cast<off_t>(position + done));
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return FileError(path_, "read", errno);
       if (count == 0) return absl::DataLossError(absl::StrCat(path_, ": is cut off"));
+      sum = crc32_z(sum, reinterpret_cast<const Bytef*>(data + done), count);
       done += count;
     }
-    if (crc32_z(0, reinterpret_cast<const Bytef*>(data), bytes) == checksum) {
-      return absl::OkStatus();
-    }
+    if (sum == checksum) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat(path_, ": bytes ", position, " to ", position + bytes,
                                             " (", what,
                                             ") are not what was saved: their "
                                             "checksum differs"));
+  }
+
+  // Asks the system for bytes that are going to be read.
+  void WillRead(uint64_t position, int64_t bytes) const {
+    posix_fadvise(descriptor_, static_cast<off_t>(position), bytes, POSIX_FADV_WILLNEED);
   }
 
  private:
@@ -91,11 +99,34 @@ absl::StatusOr<ShardReader::File*> ShardReader::Open(size_t shard) {
   return (files_[shard] = std::move(file)).get();
 }
 
+void ShardReader::Expect(const std::string& name, int64_t begin, int64_t count) {
+  const auto width = static_cast<int64_t>(c10::elementSize(index_.tensors.at(name).dtype));
+  const int64_t chunk = kChunkBytes / width;
+  for (const auto& [shard, piece] : pieces_[name]) {
+    const int64_t from = std::max(begin, piece->begin) - piece->begin;
+    const int64_t to = std::min(begin + count, piece->begin + piece->count) - piece->begin;
+    if (from >= to) continue;
+    for (int64_t first = from / chunk * chunk; first < to; first += chunk) {
+      expected_.push_back(
+          {shard, piece->position + first * width, std::min(chunk, piece->count - first) * width});
+    }
+  }
+}
+
+// A chunk is about to be read: asks for those that come after it.
+void ShardReader::ReadAhead() {
+  ++read_;
+  for (; asked_ < std::min(expected_.size(), read_ + kChunksAhead); ++asked_) {
+    const Chunk& chunk = expected_[asked_];
+    if (chunk.bytes < kBytesToAskFor) continue;
+    const absl::StatusOr<File*> file = Open(chunk.shard);
+    if (file.ok()) (*file)->WillRead(chunk.position, chunk.bytes);  // else its reader tells
+  }
+}
+
 // Elements [begin, end) of the piece's tensor, which the piece has, into `target`.
 absl::Status ShardReader::ReadPiece(size_t shard, const PieceInfo& piece, int64_t begin,
                                     int64_t end, const at::Tensor& target) {
-  const absl::StatusOr<File*> file = Open(shard);
-  if (!file.ok()) return file.status();
   const auto width = static_cast<int64_t>(target.element_size());
   const int64_t chunk = kChunkBytes / width;
   const std::string what = absl::StrCat("tensor '", piece.tensor, "'");
@@ -108,6 +139,9 @@ absl::Status ShardReader::ReadPiece(size_t shard, const PieceInfo& piece, int64_
     const at::Tensor part = target.slice(/*dim=*/0, from - begin, to - begin);
     const bool direct = in_place && from == chunk_begin && to == chunk_end;
     char* data = static_cast<char*>(direct ? part.mutable_data_ptr() : chunk_.mutable_data_ptr());
+    ReadAhead();
+    const absl::StatusOr<File*> file = Open(shard);
+    if (!file.ok()) return file.status();
     const absl::Status status =
         (*file)->Read(piece.position + (chunk_begin - piece.begin) * width, data,
                       (chunk_end - chunk_begin) * width, piece.checksums.at(first), what);

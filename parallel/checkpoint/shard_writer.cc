@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -19,6 +20,7 @@ namespace lockstep::parallel::checkpoint {
 namespace {
 
 constexpr uint64_t kLengthBytes = 8;
+constexpr size_t kFlushBytes = 8 << 20;     // between calls on the disk to begin
 constexpr size_t kGatherBytes = 256 << 10;  // pieces below it share a call of write()
 
 uint32_t Checksum(const void* data, size_t bytes) {
@@ -43,7 +45,7 @@ class GatheringFile {
       return gathered_.size() < kGatherBytes ? absl::OkStatus() : Flush();
     }
     const absl::Status status = Flush();
-    return status.ok() ? WriteFile(path_, descriptor_, data, bytes) : status;
+    return status.ok() ? WriteThrough(data, bytes) : status;
   }
 
   absl::Status Finish() {
@@ -54,14 +56,25 @@ class GatheringFile {
  private:
   absl::Status Flush() {
     if (gathered_.empty()) return absl::OkStatus();
-    const absl::Status status = WriteFile(path_, descriptor_, gathered_.data(), gathered_.size());
+    const absl::Status status = WriteThrough(gathered_.data(), gathered_.size());
     gathered_.clear();
+    return status;
+  }
+
+  // The disk works while the next bytes are summed up and copied to the system's cache.
+  absl::Status WriteThrough(const void* data, size_t bytes) {
+    const absl::Status status = WriteFile(path_, descriptor_, data, bytes);
+    not_begun_ += bytes;
+    if (not_begun_ < kFlushBytes) return status;
+    not_begun_ = 0;
+    sync_file_range(descriptor_, /*offset=*/0, /*nbytes=*/0, SYNC_FILE_RANGE_WRITE);  // only a hint
     return status;
   }
 
   const std::string path_;
   int descriptor_ = -1;
   std::string gathered_;
+  size_t not_begun_ = 0;  // bytes that the disk was not asked for
 };
 
 // The header, and in `info` what it says.
