@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -157,7 +158,8 @@ absl::Status GradScaler::LoadState(std::string_view state) {
   const nlohmann::json json = nlohmann::json::parse(state, nullptr, /*allow_exceptions=*/false);
   const bool good = json.is_object() && json.size() == 2 && json.contains(kScale) &&
                     json.contains(kGrowth) && json[kScale].is_number() &&
-                    IsScale(json[kScale].get<double>()) && json[kGrowth].is_number_unsigned();
+                    IsScale(json[kScale].get<double>()) && json[kGrowth].is_number_unsigned() &&
+                    json[kGrowth].get<uint64_t>() <= std::numeric_limits<int64_t>::max();
   if (!good) {
     return absl::InvalidArgumentError(
         absl::StrCat("not the state of a GradScaler: \"", std::string(state), "\""));

@@ -302,9 +302,10 @@ TEST(GradScalerTest, StateGoesOnWhereItWas) {
   EXPECT_EQ(loaded.scale(), 32768);
   step(loaded, 1);
   EXPECT_EQ(loaded.scale(), 65536);
-  for (const char* bad : {"", "12", "{}", R"({"scale": 0, "growth": 0})", R"({"scale": 1})",
-                          R"({"scale": 1, "growth": -1})", R"({"scale": 1e99, "growth": 0})",
-                          R"({"scale": 1, "growth": 0, "more": 1})"}) {
+  for (const char* bad :
+       {"", "12", "{}", R"({"scale": 0, "growth": 0})", R"({"scale": 1})",
+        R"({"scale": 1, "growth": -1})", R"({"scale": 1, "growth": 9223372036854775808})",
+        R"({"scale": 1e99, "growth": 0})", R"({"scale": 1, "growth": 0, "more": 1})"}) {
     EXPECT_EQ(loaded.LoadState(bad).code(), absl::StatusCode::kInvalidArgument) << bad;
   }
   EXPECT_EQ(loaded.scale(), 65536);

@@ -1,5 +1,6 @@
 #include "lockstep/parallel/recompute.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -81,10 +82,11 @@ class WithoutTensorHooks {
   std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> hooks_;
 };
 
-// Throws where the graph of `roots` ends in a leaf that is not among `known`: autograd::grad()
-// would drop its gradient without a word.
-void CheckLeaves(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& known,
-                 const torch::nn::Module& module) {
+// Throws where the graph of `roots` ends in a leaf that is not among `known`, whose gradient
+// autograd::grad() would drop without a word, or leaves what was made from sequence number `begin`
+// on, to run through a part of the outer graph ahead of its time.
+void CheckGraph(const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& known,
+                uint64_t begin, const torch::nn::Module& module) {
   std::unordered_set<const void*> leaves;
   for (const at::Tensor& tensor : known) leaves.insert(tensor.unsafeGetTensorImpl());
   std::unordered_set<const Node*> seen;
@@ -106,6 +108,12 @@ void CheckLeaves(const std::vector<at::Tensor>& roots, const std::vector<at::Ten
                   "the module, so its gradient would be lost: register it, pass it to forward, or "
                   "do not recompute this Unit");
     }
+    // Leaves have the greatest number. Numbers are a thread's own: of a graph made on another
+    // thread some are missed.
+    TORCH_CHECK(node->sequence_nr() >= begin, "recomputation: ", module.name(),
+                "::forward uses the result of ", node->name(),
+                ", computed outside of it, that requires a gradient and is not among its "
+                "arguments: pass it to forward, or do not recompute this Unit");
     for (const Edge& edge : node->next_edges()) visit(edge);
   }
 }
@@ -164,11 +172,12 @@ class RecomputeNode : public Node {
     }
 
     const ScratchBuffers scratch(module_);
+    const uint64_t begin = at::sequence_number::peek();
     std::vector<at::Tensor> roots, root_gradients;
     SelectRoots(replay_.Run([&] { return body_(inputs); }), gradients, roots, root_gradients);
     gradients.clear();
     if (roots.empty() || wanted.empty()) return result;
-    CheckLeaves(roots, leaves, module_);
+    CheckGraph(roots, leaves, begin, module_);
     const WithoutTensorHooks without_hooks(wanted);
     variable_list found =
         torch::autograd::grad(roots, wanted, root_gradients, /*retain_graph=*/false,

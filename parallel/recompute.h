@@ -44,7 +44,8 @@ namespace lockstep::parallel {
 //     stay as they are, those that are no tensors included;
 //   - does not change its arguments in place;
 //   - uses no tensor that requires a gradient but those among its arguments that hooks see (see
-//     unit.h) and the parameters of its module and the modules below it.
+//     unit.h) and the parameters of its module and the modules below it;
+//   - returns all that gradients are to come from: what it leaves in members has none.
 // Each floating-point tensor of its result requires a gradient, also where forward detached it; a
 // gradient that arrives there goes no further. Parameters that forward does not use get none.
 //

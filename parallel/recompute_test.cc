@@ -396,10 +396,12 @@ class BadImpl : public InnerImpl {
     if (how == "in place") x.mul_(2);
     at::Tensor y = InnerImpl::forward(x);
     if (how == "other tensor") y = y * other;
+    if (how == "other result") y = y * result;
     if (how == "other shape" && runs == 2) y = y.view({-1});
     return y;
   }
   at::Tensor other = at::full({kDim}, 1.5, at::kDouble).requires_grad_();
+  at::Tensor result = linear->bias.to(at::kDouble).sin();
 };
 
 std::string MessageOf(const std::function<void()>& body) {
@@ -415,6 +417,7 @@ TEST(RecomputeTest, SaysWhatCannotBeRecomputed) {
   const std::map<std::string, std::string> expected = {
       {"in place", "changes tensor 0 of its arguments in place"},
       {"other tensor", "uses a tensor of shape [5] that requires a gradient and is neither"},
+      {"other result", "uses the result of SinBackward0, computed outside of it"},
       {"other shape", "was of shape [4, 5] and double, and run again in backward of shape [20]"}};
   for (const auto& [how, message] : expected) {
     Unit<BadImpl> bad;
