@@ -228,7 +228,7 @@ class BranchImpl : public torch::nn::Module {
     Outputs outputs;
     outputs.list = {xs[0] * weight, xs[1], (xs[0] * 3).detach(), at::Tensor(), xs[0].view({3, 1})};
     if (y) outputs.list.push_back(y->sin() * xs[1]);
-    if (mode == "same twice") outputs.list.push_back(outputs.list[0]);
+    if (mode == "some twice") outputs.list.insert(outputs.list.end(), {outputs.list[0], xs[0]});
     outputs.count = at::arange(3);
     outputs.calls = ++calls;
     return outputs;
@@ -245,14 +245,17 @@ TEST(RecomputeTest, TakesAndReturnsAnything) {
     at::Tensor a = at::full({3}, 0.5, at::kDouble).requires_grad_();
     at::Tensor b = at::full({3}, 0.7, at::kDouble);
     at::Tensor c = at::full({3}, 0.9, at::kDouble).requires_grad_();
-    const Outputs outputs = branch->forward({a, b}, c, "same twice");
+    const Outputs outputs = branch->forward({a, b}, c, "some twice");
     EXPECT_EQ(outputs.calls, 1);
     EXPECT_TRUE(outputs.count.equal(at::arange(3)));
     EXPECT_FALSE(outputs.count.requires_grad());
     EXPECT_FALSE(outputs.list[3].defined());
-    ASSERT_EQ(outputs.list.size(), 7);
+    ASSERT_EQ(outputs.list.size(), 8);
+    EXPECT_TRUE(a.is_leaf());  // though it is returned
+    EXPECT_FALSE(b.requires_grad());
     at::Tensor sum = at::zeros({}, at::kDouble);
-    for (size_t i : {0, 1, 2, 5, 6}) sum = sum + (outputs.list[i] * (1.0 + i)).sum();
+    for (size_t i : {0, 1, 2, 4, 5, 6, 7})
+      sum = sum + (outputs.list[i].view({3}) * (1.0 + i)).sum();
     sum.backward();
     gradients[recompute] = {a.grad(), b.grad(), c.grad(), branch->weight.grad()};
     EXPECT_EQ(branch->calls, recompute ? 2 : 1);
