@@ -25,8 +25,8 @@ class ShardContext;
 //   parallel::Fsdp fsdp(model, scope);             // as ever from here on; the scope is spent
 //
 // WEIGHTS are those that one process would have built with that seed, or with sync_module_states
-// those of rank 0. MEMORY while building is the shards, the Unit that is being constructed, and what
-// the Units around it have of their own so far. All ranks construct the same Units in the same
+// those of rank 0. MEMORY while building is the shards, the Unit that is being constructed, and
+// what the Units around it have of their own so far. All ranks construct the same Units in the same
 // order: each is a collective.
 //
 // A Unit is complete when its constructor ends: who changes its parameters later (an initialisation

@@ -149,12 +149,10 @@ TEST_P(FsdpMemoryTest, PeaksAreBounded) {
     if (sharding == Sharding::kFull && step > 0) {
       EXPECT_GT(unsharded, bytes.root + bytes.block);
     }
-    const int64_t gradients =
-        memory.peak_by_category[Index(MemoryCategory::kGradients)] -
-        (sharding == Sharding::kOptimizer && step > 0 ? 0 : gradients_before);
-    EXPECT_LE(gradients, sharding == Sharding::kOptimizer
-                             ? bytes.all + gradients_before
-                             : bytes.all / ranks + 2 * bytes.block);
+    const int64_t gradients = memory.peak_by_category[Index(MemoryCategory::kGradients)] -
+                              (sharding == Sharding::kOptimizer && step > 0 ? 0 : gradients_before);
+    EXPECT_LE(gradients, sharding == Sharding::kOptimizer ? bytes.all + gradients_before
+                                                          : bytes.all / ranks + 2 * bytes.block);
   }
 }
 

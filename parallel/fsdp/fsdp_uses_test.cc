@@ -49,9 +49,9 @@ std::string ErrorOf(const std::function<void()>& run) {
   return "";
 }
 
-#define EXPECT_ERROR(statement, text)                                     \
-  do {                                                                    \
-    const std::string error = ErrorOf([&] { statement; });                \
+#define EXPECT_ERROR(statement, text)                                    \
+  do {                                                                   \
+    const std::string error = ErrorOf([&] { statement; });               \
     EXPECT_NE(error.find(text), std::string::npos) << "says: " << error; \
   } while (false)
 

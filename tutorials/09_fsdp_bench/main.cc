@@ -28,7 +28,7 @@
 
 namespace lockstep::tutorials {
 
-// "none,manual,ddp,fsdp" or a part of it.
+// "none,manual,ddp,fsdp": of StrategyNames().
 struct Strategies {
   std::vector<std::string> names;
 };
@@ -65,8 +65,8 @@ std::string AbslUnparseFlag(Dtype dtype) { return dtype.type == at::kDouble ? "f
 
 }  // namespace lockstep::tutorials
 
-ABSL_FLAG(lockstep::tutorials::Strategies, strategies, {lockstep::parallel::StrategyNames()},
-          "which to compare, separated by commas");
+ABSL_FLAG(lockstep::tutorials::Strategies, strategies, {{"none", "manual", "ddp", "fsdp"}},
+          "which to compare, separated by commas; there are zero1 and zero2 besides");
 ABSL_FLAG(lockstep::tutorials::Count, steps, 20, "steps under each strategy, two of them warm-up");
 ABSL_FLAG(lockstep::tutorials::Dtype, dtype, {},
           "of the model: f32, or f64, where losses agree to 1e-9");

@@ -20,7 +20,7 @@ using trace::MemoryCategory;
 // What the formulas give for one strategy, in bytes.
 struct Expected {
   double parameters = 0;
-  double gradients = 0;  // for FSDP at most this: some are whole while backward runs
+  double gradients = 0;  // with shards of them at most this: some are whole while backward runs
   double optimizer = 0;
   double kept = 0;
   double sent = 0;
@@ -32,19 +32,20 @@ Expected ExpectedOf(const Measurement& m) {
   const double root = static_cast<double>(m.size.root_parameters);
   const double n = m.ranks;
   const double ring = (n - 1) / n;
-  const bool sharded = m.strategy == "fsdp";
-  const double share = sharded ? psi / n : psi;
-  Expected expected = {.parameters = e * share,
-                       .gradients = e * share,
-                       .optimizer = 2 * e * share,
-                       .kept = 4 * e * share,
-                       .sent = 2 * ring * e * psi};
-  if (sharded) {
-    expected.gradients += e * (root + static_cast<double>(m.size.two_largest_units));
-    expected.sent = ring * e * (psi + 2 * psi - root);
-  }
+  // Each shards what those before it do, and something more.
+  const bool parameters = m.strategy == "fsdp";
+  const bool gradients = parameters || m.strategy == "zero2";
+  const bool optimizer = gradients || m.strategy == "zero1";
+  Expected expected = {.parameters = e * (parameters ? psi / n : psi),
+                       .gradients = e * (gradients ? psi / n : psi),
+                       .optimizer = 2 * e * (optimizer ? psi / n : psi),
+                       .sent = ring * e * (parameters ? 3 * psi - root : 2 * psi)};
+  expected.kept = expected.parameters + expected.gradients + expected.optimizer;
+  if (gradients) expected.gradients += e * (root + static_cast<double>(m.size.two_largest_units));
   return expected;
 }
+
+bool ShardsGradients(const Measurement& m) { return m.strategy == "fsdp" || m.strategy == "zero2"; }
 
 int64_t Peak(const Measurement& m, MemoryCategory category) { return m.peak[Index(category)]; }
 
@@ -82,7 +83,7 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
                   absl::StrFormat("%.6f", m.losses.back())});
     const Expected expected = ExpectedOf(m);
     table.AddRow({"  formula", "", "", "", "", "", Mebibytes(expected.parameters),
-                  (m.strategy == "fsdp" ? "<= " : "") + Mebibytes(expected.gradients),
+                  (ShardsGradients(m) ? "<= " : "") + Mebibytes(expected.gradients),
                   Mebibytes(expected.optimizer), "", Mebibytes(expected.kept), "",
                   Mebibytes(expected.sent), "", ""});
   }
@@ -99,11 +100,11 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
       "collectives.\n"
       "formula: eΨ parameters, eΨ gradients, 2eΨ optimizer state, 4eΨ kept, 2(N-1)/N eΨ sent on a "
       "ring "
-      "of N ranks. fsdp keeps 1/N of them,\n"
-      "         two Units' and the model's own gradients besides during backward, and sends "
-      "(N-1)/N e(3Ψ - "
-      "Ψ_root); "
-      "padding comes on top.\n");
+      "of N ranks. zero1 keeps 1/N of the\n"
+      "         optimizer state, zero2 of the gradients too, besides two Units' and the model's "
+      "own "
+      "during backward; fsdp of the parameters\n"
+      "         too, and sends (N-1)/N e(3Ψ - Ψ_root). Padding comes on top.\n");
 }
 
 std::string SummaryOf(const std::vector<Measurement>& measurements) {

@@ -145,9 +145,11 @@ TEST_P(GoldenTest, StrategiesFollowPyTorchsDdp) {
 }
 
 TEST_P(GoldenTest, FsdpFollowsPyTorchsFsdp2) {
-  FollowOnThreads("fsdp2", "fsdp", [](std::shared_ptr<torch::nn::Module> model, auto* comm) {
-    return ValueOrThrow(MakeStrategy("fsdp", std::move(model), comm));
-  });
+  for (const char* name : {"fsdp", "zero2", "zero1"}) {
+    FollowOnThreads("fsdp2", name, [&](std::shared_ptr<torch::nn::Module> model, auto* comm) {
+      return ValueOrThrow(MakeStrategy(name, std::move(model), comm));
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest, ::testing::Values("mlp", "convnet", "vit"),
