@@ -36,7 +36,8 @@ struct State {
   // Default: none.
   std::vector<at::Generator> generators = {};
 
-  // Whatever else is to come back, in UTF-8: rank 0's are saved, and loaded on all ranks.
+  // Whatever else is to come back, in UTF-8: a loader's position, GradScaler::SaveState(), the best
+  // loss so far. Rank 0's are saved, and loaded on all ranks.
   // Default: none.
   std::map<std::string, std::string> notes = {};
 };

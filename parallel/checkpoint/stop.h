@@ -9,14 +9,14 @@
 namespace lockstep::parallel::checkpoint {
 
 // Exit status of a program that saved a checkpoint and ended because it was told to, before its
-// work was done: started again, it goes on. 85 is what HTCondor takes for that; programs use 1, 2
-// and numbers from 126 up otherwise. A restarter starts such a program again and does not count
-// it as a failure. In a batch script for Slurm:
+// work was done: started again, it goes on. It is EX_TEMPFAIL of sysexits.h. A restarter starts
+// such a program again and does not count it as a failure: multinode_run does, with --max_restarts,
+// and puts a batch job whose time is up back into Slurm's queue. A batch script of your own:
 //
 //   #SBATCH --requeue --open-mode=append --signal=TERM@120
 //   srun ./train --checkpoint_dir=runs/a
-//   if [[ $? == 85 ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
-inline constexpr int kExitToBeContinued = 85;
+//   if [[ $? == 75 ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
+inline constexpr int kExitToBeContinued = 75;
 
 // Whether a training is to save and end now: when one of its ranks got SIGTERM or SIGUSR1 (which
 // mpirun, other than SIGTERM, passes on to ranks and lets them live), or when its time is up.

@@ -206,7 +206,7 @@ TEST(MnistTrainingTest, GoesOnAfterEachTimeLimitAsIfThereWereNone) {
     if (part.exit_status != 0) {
       EXPECT_TRUE(absl::StrContains(part.err, "and ended, as told: run it again")) << part.err;
     }
-  } while (part.exit_status == 85 && ++runs < 375);
+  } while (part.exit_status == 75 && ++runs < 375);
   EXPECT_EQ(part.exit_status, 0) << part.err;
   EXPECT_GE(runs, 1) << "nothing was interrupted";
   EXPECT_EQ(epochs, Epochs(whole.out));
@@ -228,7 +228,7 @@ TEST(MnistTrainingTest, SavesOnSigterm) {
   const Outcome first = RunProgram({"/bin/sh", "-c",
                                     command + "& until [ -e " + folder +
                                         "/lock ]; do sleep 0.01; done; kill -TERM $!; wait $!"});
-  ASSERT_EQ(first.exit_status, 85) << first.err;
+  ASSERT_EQ(first.exit_status, 75) << first.err;
   const Outcome second = Train(LongRun({"--checkpoint_dir=" + folder}));
   ASSERT_EQ(second.exit_status, 0) << second.err;
   std::vector<std::string> epochs = Epochs(first.out);

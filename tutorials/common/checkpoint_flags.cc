@@ -39,7 +39,7 @@ ABSL_FLAG(std::string, checkpoint_dir, "",
 ABSL_FLAG(lockstep::tutorials::Count, checkpoint_every, 1000,
           "steps from one checkpoint to the next");
 ABSL_FLAG(lockstep::tutorials::TimeLimit, time_limit, {},
-          "save a checkpoint and end after this time, with exit status 85 if there is work left");
+          "save a checkpoint and end after this time, with exit status 75 if there is work left");
 
 namespace lockstep::tutorials {
 
