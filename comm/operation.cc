@@ -95,21 +95,6 @@ std::string Parenthesized(const std::string& details) {
   return details.empty() ? "" : absl::StrCat(" (", details, ")");
 }
 
-bool SupportedDtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kInt:
-    case at::kLong:
-    case at::kByte:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Checks one run of conditions and words the first that fails.
 class Validator {
  public:
@@ -167,7 +152,7 @@ class Validator {
       Refuse(
           absl::StrCat("the ", which,
                        " is not contiguous; nothing is copied silently: pass tensor.contiguous()"));
-    } else if (!SupportedDtype(tensor.scalar_type())) {
+    } else if (!IsSupported(tensor.scalar_type())) {
       Refuse(absl::StrCat(c10::toString(tensor.scalar_type()),
                           " is not supported; f32, f64, f16, bf16, i32, i64 and u8 are"));
     } else if (tensor.device() != device_) {
@@ -222,6 +207,21 @@ class Validator {
 };
 
 }  // namespace
+
+bool IsSupported(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+      return true;
+    default:
+      return false;
+  }
+}
 
 std::string Operation::ToString() const {
   return absl::StrCat(Name(kind), " #", sequence, Parenthesized(Details(*this)));

@@ -65,6 +65,9 @@ struct Operation {
   std::string Signature() const;
 };
 
+// f32, f64, f16, bf16, i32, i64 and u8.
+bool IsSupported(at::ScalarType dtype);
+
 // What every backend refuses: undefined, non-contiguous or sparse tensors, a dtype other than f32,
 // f64, f16, bf16, i32, i64, u8, tensors of different dtypes or on another device than `device`,
 // sizes that do not fit, a root or peer that is no rank, a tag that is not from 0 to 32767, an

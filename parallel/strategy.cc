@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -44,7 +44,9 @@ double Strategy::SumOfSquares() const {
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& gradient = parameter.tensor.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    const double norm = at::linalg_vector_norm(gradient, 2).item<double>();
+    const at::ScalarType dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const double norm =
+        at::linalg_vector_norm(gradient, 2, c10::nullopt, /*keepdim=*/false, dtype).item<double>();
     sum += norm * norm;
   }
   return sum;
@@ -89,7 +91,9 @@ void Strategy::UpdateState(const StateUpdater& update) {
 
 void Strategy::UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update) {
   at::NoGradGuard no_grad;
-  for (const NamedTensor& each : tensors) update(each.name, each.tensor.detach());
+  for (const NamedTensor& each : tensors) {
+    if (each.tensor.defined()) update(each.name, each.tensor.detach());
+  }
 }
 
 std::vector<StateShard> Strategy::StateShards() {
@@ -122,9 +126,12 @@ namespace {
 // Calls f(kind, name, tensor) with each parameter and buffer.
 template <typename Function>
 void ForEachTensor(torch::nn::Module& model, const std::vector<std::string>& ignored, Function f) {
+  const std::unordered_set<std::string> skip(ignored.begin(), ignored.end());
+  std::unordered_set<const void*> seen;  // those with several names have the first
   const auto all = [&](const char* kind, const auto& named) {
     for (const auto& each : named) {
-      if (!absl::c_linear_search(ignored, each.key())) f(kind, each.key(), each.value());
+      if (!seen.insert(each.value().unsafeGetTensorImpl()).second) continue;
+      if (!skip.contains(each.key())) f(kind, each.key(), each.value());
     }
   };
   all("parameter", model.named_parameters());
@@ -160,9 +167,11 @@ int64_t Fingerprint(const std::string& text) {
 
 void CheckSameModel(torch::nn::Module& model, comm::Communicator& comm, const ModelCheck& check) {
   const std::string mine = absl::StrJoin(Describe(model, check), "\n");
-  at::Tensor fingerprints = at::empty({comm.size()}, at::kLong);
-  at::Tensor own = fingerprints.narrow(0, comm.rank(), 1).fill_(Fingerprint(mine));
-  ThrowIfError(comm.AllGatherInto(fingerprints, own).Wait());
+  at::Tensor gathered =
+      at::empty({comm.size()}, at::TensorOptions(at::kLong).device(comm.device()));
+  at::Tensor own = gathered.narrow(0, comm.rank(), 1).fill_(Fingerprint(mine));
+  ThrowIfError(comm.AllGatherInto(gathered, own).Wait());
+  const at::Tensor fingerprints = gathered.cpu();
   const int64_t* all = fingerprints.const_data_ptr<int64_t>();
   const auto* other = std::find_if(all, all + comm.size(), [&](int64_t f) { return f != all[0]; });
   if (other == all + comm.size()) return;

@@ -12,11 +12,11 @@ namespace lockstep::comm::mpi {
 
 // What a rank says of a round when it arrives: where its data is, and what it is about.
 struct Notice {
-  uint64_t signature[2] = {0, 0};  // of the operation, the same on all ranks
-  char label[32] = {};             // the end of its label, which is too
-  int64_t place = 0;               // offset in the rank's arena
-  int64_t stride = 0;              // elements from block to block, where the round has blocks
-  int64_t direct = 0;              // whether `place` is in the rank's tensor, and not a copy
+  uint64_t signature[3] = {0, 0, 0};  // of the operation, the same on all ranks
+  char label[64] = {};                // the end of its label, for messages
+  int64_t place = 0;                  // offset in the rank's arena
+  int64_t stride = 0;                 // elements from block to block, where the round has blocks
+  int64_t direct = 0;                 // whether `place` is in the rank's tensor, and not a copy
 };
 
 // How the ranks of a communicator that share a node meet in shared memory. What they do together is

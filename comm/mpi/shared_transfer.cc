@@ -66,6 +66,7 @@ SharedTransfer::SharedTransfer(const Operation& operation, SharedGroup& group)
     notice_.signature[0] |= static_cast<uint64_t>(subject.scalar_type()) << 16;
   }
   notice_.signature[1] = static_cast<uint64_t>(count_ * blocks_);
+  notice_.signature[2] = std::hash<std::string>()(operation.label);  // one program, so one hash
   const size_t label = std::min(operation.label.size(), sizeof(notice_.label) - 1);
   operation.label.copy(notice_.label, label, operation.label.size() - label);
   notice_.direct = direct_ ? 1 : 0;
@@ -138,8 +139,7 @@ absl::Status SharedTransfer::CheckNotices() {
   bool all_direct = true;
   for (int rank = 0; rank < size_; ++rank) {
     const Notice& notice = group_.notice(rank);
-    if (std::memcmp(notice.signature, notice_.signature, sizeof(notice.signature)) != 0 ||
-        std::memcmp(notice.label, notice_.label, sizeof(notice.label)) != 0) {
+    if (std::memcmp(notice.signature, notice_.signature, sizeof(notice.signature)) != 0) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", rank, " has issued another one, ",
           Name(static_cast<OperationKind>(notice.signature[0] & 0xff)), " of ", notice.signature[1],

@@ -6,6 +6,7 @@
 #include <ATen/ops/mul.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,7 +66,6 @@ FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, ShardContext& context)
     }
   }
   shard_.zero_();
-  if (stays_whole_) storage_.Open(buffer_.data_ptr());
   const at::Tensor full = storage_.Tensor({layout_.padded_numel()}, dtypes_[kParameter]);
   std::vector<std::string> names;
   for (size_t i = 0; i < size(); ++i) {
@@ -75,9 +75,8 @@ FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, ShardContext& context)
         shard_.narrow(0, slice.in_shard, slice.numel).detach().set_requires_grad(requires_grad_));
     slices_[i].detach().copy_(
         parameter.detach().reshape(-1).narrow(0, slice.in_parameter, slice.numel));
-    at::Tensor view = ViewOf(full, i);
-    if (stays_whole_) view.copy_(parameter);
-    parameter.set_data(view);
+    if (stays_whole_) ViewOf(buffer_, i).copy_(parameter);
+    parameter.set_data(ViewOf(full, i));
     parameter.mutable_grad().reset();  // the first backward would add to it
     names.push_back(parameters_[i].name);
   }
@@ -137,6 +136,7 @@ void FlatGroup::FinishUnshard() {
 }
 
 void FlatGroup::Reshard(bool until_backward) {
+  storage_.Seal();
   if (stays_whole_) return;
   if (until_backward && context_.reshard() != nullptr) {
     at::NoGradGuard no_grad;
@@ -145,7 +145,6 @@ void FlatGroup::Reshard(bool until_backward) {
     small_shard_ = context_.world().Empty({numel}, dtypes_[kParameter]);
     small_shard_.copy_(buffer_.narrow(0, context_.reshard()->rank() * numel, numel));
   }
-  storage_.Seal();
   context_.unsharded_pool().Give(std::exchange(buffer_, at::Tensor()));
 }
 
@@ -217,7 +216,7 @@ void FlatGroup::StoreGradient(size_t i) {
                      "Embedding sparse(false)")));
   }
   if (!gradient_.defined()) TakeGradient();
-  const double scale = 1.0 / context_.world().size();
+  const double scale = ScaleBefore();
   at::Tensor view = ViewOf(gradient_, i);
   if (stored_[i]) {
     view.add_(gradient, scale);
@@ -231,11 +230,19 @@ void FlatGroup::StoreGradient(size_t i) {
   stored_[i] = true;
 }
 
+double FlatGroup::ScaleBefore() const {
+  const double ranks = context_.world().size();
+  // In f16 a sum overflows early, and what is divided by all ranks is soon 0: half of it each.
+  if (dtypes_[kReduce] == at::kHalf) return std::exp2(-std::ceil(std::log2(ranks) / 2));
+  return 1 / ranks;
+}
+
 std::string FlatGroup::ReduceLabel() const {
   const auto missing = std::find(stored_.begin(), stored_.end(), false);
   if (missing == stored_.end()) return label_;
-  return absl::StrCat(label_, " without ", std::count(missing, stored_.end(), false), " from ",
-                      parameters_[missing - stored_.begin()].name);
+  return absl::StrCat(label_, " without ", parameters_[missing - stored_.begin()].name, " (",
+                      std::count(missing, stored_.end(), false), " missing, #",
+                      absl::Hex(std::hash<std::vector<bool>>()(stored_)), ")");
 }
 
 void FlatGroup::StartReduce() {
@@ -249,11 +256,12 @@ void FlatGroup::StartReduce() {
     trace::MemoryScope scope(trace::MemoryCategory::kGradients);
     shard_gradient_ = context_.world().Empty({layout_.shard_numel()}, dtypes_[kReduce]);
   }
-  reduce_ = context_.shard().ReduceScatterInto(shard_gradient_, gradient_, comm::ReduceOp::kSum,
-                                               ReduceLabel());
+  const std::string label = ReduceLabel();
+  reduce_ =
+      context_.shard().ReduceScatterInto(shard_gradient_, gradient_, comm::ReduceOp::kSum, label);
   if (context_.replicas() != nullptr) {
     reduce_ = reduce_.Then(*context_.replicas(), [&](comm::Communicator& replicas) {
-      return replicas.AllReduce(shard_gradient_, comm::ReduceOp::kSum, label_);
+      return replicas.AllReduce(shard_gradient_, comm::ReduceOp::kSum, label);
     });
   }
   reducing_ = true;
@@ -269,6 +277,8 @@ void FlatGroup::FinishReduce() {
     trace::MemoryScope scope(trace::MemoryCategory::kGradients);
     shard_gradient = shard_gradient.to(shard_.device(), dtypes_[kMaster]);
   }
+  const double scale_after = 1 / (ScaleBefore() * context_.world().size());
+  if (scale_after != 1) shard_gradient.mul_(scale_after);
   // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which
   // views refuse.
   at::AutoDispatchBelowADInplaceOrView no_views;
@@ -282,6 +292,21 @@ void FlatGroup::FinishReduce() {
     } else {
       gradient = part;
     }
+  }
+}
+
+void FlatGroup::DropGradient() {
+  if (!gradient_.defined()) return;
+  if (!kept_gradient_.defined()) context_.gradient_pool().Give(gradient_);
+  gradient_.reset();
+}
+
+void FlatGroup::CheckRequiresGrad() const {
+  for (const NamedTensor& parameter : parameters_) {
+    if (parameter.tensor.requires_grad() == requires_grad_) continue;
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "requires_grad of parameter ", parameter.name,
+        " has changed since Fsdp sharded it: freeze and unfreeze before, and make another Fsdp")));
   }
 }
 

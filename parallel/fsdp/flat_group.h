@@ -51,9 +51,11 @@ class FlatGroup {
   void StartUnshard();
   void FinishUnshard();
 
-  // Frees the parameters, where they do not stay whole. Changes to them are lost. `until_backward`:
-  // keeps what a gather over fewer ranks needs, see FsdpOptions::reshard_size.
+  // Seals the parameters, and frees them where they do not stay whole. Changes to them are lost.
+  // `until_backward`: keeps what a gather over fewer ranks needs, see FsdpOptions::reshard_size;
+  // until the next gather, or DropSmallShard().
   void Reshard(bool until_backward);
+  void DropSmallShard() { small_shard_.reset(); }
 
   // Gathers, of tensors that lie as the slices do, those that `find` has for the parameters' names,
   // calls `update` with each, whole, and takes this rank's parts of what it has left. Collective.
@@ -75,6 +77,12 @@ class FlatGroup {
   void StartReduce();
   void FinishReduce();
 
+  // Forgets gradients that wait to be reduced.
+  void DropGradient();
+
+  // FailedPrecondition (StatusError) where a parameter was frozen or unfrozen since.
+  void CheckRequiresGrad() const;
+
   // Until UnblockGradients(), the parameters have a .grad that throws when somebody reads it: an
   // optimizer of the parameters, which would find no gradient and do nothing.
   void BlockGradients();
@@ -85,6 +93,7 @@ class FlatGroup {
   at::Tensor ViewOf(const at::Tensor& flat, size_t i) const;
   at::Tensor OwnPart(const at::Tensor& flat) const;
   void TakeGradient();
+  double ScaleBefore() const;  // of what is reduced; the rest of 1 / ranks comes after
   std::string ReduceLabel() const;
 
   ShardContext& context_;

@@ -25,22 +25,6 @@ void ForEachParameter(const fsdp::ShardedModel& sharded, Function f) {
   }
 }
 
-// What ranks must have alike of the options; the rest is each rank's affair.
-std::vector<std::string> Describe(const FsdpOptions& options) {
-  const auto dtype = [](const std::optional<at::ScalarType>& given) {
-    return given ? c10::toString(*given) : "none";
-  };
-  const MixedPrecision& mixed = options.mixed_precision;
-  return {absl::StrCat("sharding=", static_cast<int>(options.sharding)),
-          absl::StrCat("reshard_after_forward=", options.reshard_after_forward),
-          absl::StrCat("reshard_size=", options.reshard_size),
-          absl::StrCat("shard_size=", options.shard_size),
-          absl::StrCat("mixed_precision.param=", dtype(mixed.param)),
-          absl::StrCat("mixed_precision.reduce=", dtype(mixed.reduce)),
-          absl::StrCat("prefetch=", options.prefetch),
-          absl::StrCat("no_sync=", static_cast<int>(options.no_sync))};
-}
-
 std::unique_ptr<fsdp::ShardContext> Take(std::unique_ptr<fsdp::ShardContext>& context) {
   if (context == nullptr) {
     throw StatusError(absl::FailedPreconditionError(
@@ -110,7 +94,7 @@ Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::Shard
     : Strategy(std::move(model)), context_(std::move(context)) {
   const std::vector<NamedUnit> units = FindUnits(this->model());
   const auto owned = ValueOrThrow(fsdp::AssignParameters(this->model(), units));
-  CheckSameModel(this->model(), context_->world(), {.options = Describe(context_->options())});
+  CheckSameModel(this->model(), context_->world());
   std::vector<std::vector<fsdp::FlatGroup>> groups = TakeBuilt(owned, std::move(built));
   if (context_->options().sync_module_states) {
     std::vector<std::string> in_step;
@@ -173,20 +157,18 @@ void Fsdp::UpdateState(const StateUpdater& update) {
     slices.push_back({group.parameter(i).name, group.slice(i)});
   });
   UpdateFull(slices, update);
+  at::NoGradGuard no_grad;
   for (const auto& buffer : model().named_buffers()) update(buffer.key(), buffer.value());
 }
 
 void Fsdp::UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update) {
-  sharded_->ReshardAll();
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const NamedTensor& each : tensors) by_name[each.name] = each.tensor;
   const auto find = [&](const std::string& name) {
     const auto place = by_name.find(name);
     return place == by_name.end() ? at::Tensor() : place->second;
   };
-  for (const auto& unit : sharded_->units()) {
-    for (fsdp::FlatGroup& group : unit->groups()) group.UpdateFull(find, update);
-  }
+  sharded_->UpdateFull(find, update);
 }
 
 std::vector<StateShard> Fsdp::StateShards() {
@@ -216,5 +198,7 @@ std::vector<StateShard> Fsdp::StateShards() {
 void Fsdp::Unshard(const std::string& unit, bool wait) { sharded_->Unshard(unit, wait); }
 
 void Fsdp::Reshard(const std::string& unit) { sharded_->Reshard(unit); }
+
+void Fsdp::DropGradients() { sharded_->DropGradients(); }
 
 }  // namespace lockstep::parallel

@@ -45,18 +45,22 @@ class ShardedModel;
 // parameters have none, and throw when somebody looks for them there after a backward.
 //
 // MEMORY a rank, fp32 and AdamW, with Ψ parameters: 16 Ψ / N bytes and padding between steps;
-// during a step also activations, the model's own parameters, two unsharded Units and two gradient
-// Units, and the parameters of Units around these. PAYLOAD a step and rank: 4 Ψ bytes
+// during a step also activations, the model's own parameters and gradients, two unsharded Units and
+// two gradient Units (three unsharded ones where some parameters are frozen), and Units around
+// these. PAYLOAD a step and rank: 4 Ψ bytes
 // reduce-scattered, 4 (2 Ψ - Ψ_root) all-gathered, padding apart; 4 Ψ all-gathered with
 // reshard_after_forward false and with the other Shardings.
 //
 // USES. A Unit may be used several times in a forward, and there may be several forwards before a
 // backward. Ranks must use the same Units in the same order, and give gradients to the same
-// parameters: where one does not, that is an error, which names the Unit. A Unit that no rank uses
-// in a step gets no gradient, nor does a parameter. Units with frozen parameters, which backward
-// may need to its end, are freed when their inputs have their gradients, and where no input
-// requires one, with the trainable ones. A parameter that several Units share belongs to the
-// innermost Unit around all of them.
+// parameters: where one does not, that is an error, which names the Unit (found by comparing
+// labels, see AllGatherInto: across nodes with LOCKSTEP_COMM_DEBUG=detail). A Unit that no rank
+// uses in a step gets no gradient, nor does a parameter. Units with frozen parameters, which
+// backward may need to its end, are freed when their inputs have their gradients, and where no
+// input requires one, with the trainable ones; Units without, when their gradients are there: a
+// second use of a parameter by detach(), whose backward may come later, is an error then.
+// Parameters are frozen and unfrozen before Fsdp is made. A parameter that several Units share
+// belongs to the innermost Unit around all of them.
 //
 // BETWEEN steps the model's parameters have no memory: whoever touches them gets an exception that
 // says so. Read and write them by VisitState() and UpdateState(), or between Unshard() and
@@ -101,11 +105,15 @@ class Fsdp : public Strategy {
   std::vector<StateShard> StateShards() override;
 
   // Gathers a Unit's own parameters ("" is the model's own Unit, see FindUnits) and keeps them
-  // until Reshard() or the end of a backward that reduces gradients. Without `wait` this only
-  // issues the all-gather, for the Unit's forward to find it done. Changes made to them are lost:
-  // UpdateState() keeps them. Collective.
+  // until Reshard() or the end of a backward that reduces gradients; call it after the optimizer's
+  // step. Without `wait` this only issues the all-gather, for the Unit's forward to find it done.
+  // Changes made to them are lost: UpdateState() keeps them. Collective.
   void Unshard(const std::string& unit, bool wait = true);
   void Reshard(const std::string& unit);
+
+  // Forgets the gradients that NoSync() has left for the next backward to reduce, which are not in
+  // parameters() yet, so that zero_grad() does not reach them.
+  void DropGradients();
 
  private:
   Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::ShardContext> context,

@@ -4,7 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
-#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "lockstep/comm/counting.h"
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/fsdp/fsdp.h"
@@ -276,13 +275,222 @@ TEST(FsdpUsesTest, UnshardGathersUntilReshard) {
   });
 }
 
+const std::vector<FsdpOptions>& Kinds() {
+  static const auto& kinds = *new std::vector<FsdpOptions>{
+      {},
+      {.reshard_after_forward = false},
+      {.reshard_size = 1},
+      {.sharding = Sharding::kGradOp},
+      {.sharding = Sharding::kOptimizer},
+      {.shard_size = 1},
+      {.cpu_offload = true},
+  };
+  return kinds;
+}
+
 TEST(FsdpUsesTest, AForwardAroundTheUnitSaysSo) {
+  for (const FsdpOptions& options : Kinds()) {
+    std::vector<OddNet> nets = MakeNets(2);
+    comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+      OddNet& net = nets[comm.rank()];
+      Fsdp fsdp(net, comm, options);
+      const auto around = [&] { net->as<testing::OddNetImpl>()->forward(at::ones({2, 17})); };
+      EXPECT_ERROR(around(), "not block->as<Impl>()->forward(x)");
+      net(at::ones({2, 17})).sum().backward();
+      EXPECT_ERROR(around(), "not block->as<Impl>()->forward(x)");
+      EXPECT_ERROR(Fsdp again(net, comm), "while an Fsdp has it sharded");
+    });
+  }
+}
+
+TEST(FsdpUsesTest, NoForwardSeesStaleWeights) {
+  const at::Tensor x = at::ones({2, 17});
+  const at::Tensor zero = at::full({2, 5}, 3.0);  // of weights that are 0: the buffer's sum
+  for (const FsdpOptions& options : Kinds()) {
+    std::vector<OddNet> nets = MakeNets(2);
+    comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+      OddNet& net = nets[comm.rank()];
+      Fsdp fsdp(net, comm, options);
+      const auto set = [&](double factor) {
+        at::NoGradGuard no_grad;
+        for (const at::Tensor& slice : fsdp.parameters()) slice.mul_(factor).add_(factor);
+      };
+      // After a forward without a backward, and after one whose backward reaches a part alone.
+      net(x);
+      set(0);
+      EXPECT_TRUE(net(x).equal(zero));
+      set(1);
+      EXPECT_FALSE(net(x).equal(zero));
+      at::Tensor middle;
+      auto hook = net->blocks[0]->AddPostForwardHook(
+          [&](const std::vector<at::Tensor*>& outputs) { middle = *outputs[0]; });
+      net(x);
+      hook.Remove();
+      middle.sum().backward();
+      middle.reset();
+      set(0);
+      EXPECT_TRUE(net(x).equal(zero));
+      // After evaluations, and after state that was written.
+      {
+        c10::InferenceMode inference;
+        EXPECT_TRUE(net(x).equal(zero));
+      }
+      set(1);
+      const at::Tensor ones = net(x).detach();
+      net(x).sum().backward();
+      set(0);
+      net(x);
+      fsdp.UpdateState([&](const std::string& name, at::Tensor full) {
+        if (name != "offset") full.fill_(1);
+      });
+      EXPECT_TRUE(net(x).equal(ones));
+      // By a Unit of the model, without the model.
+      const at::Tensor y = at::ones({2, 15});
+      const at::Tensor before = net->blocks[1](y).detach();
+      set(0);
+      EXPECT_FALSE(net->blocks[1](y).equal(before));
+    });
+  }
+}
+
+TEST(FsdpUsesTest, TrainsOnAfterAnEvaluationInInferenceMode) {
+  for (FsdpOptions options : Kinds()) {
+    options.mixed_precision.param = at::kBFloat16;
+    std::vector<OddNet> nets = MakeNets(2);
+    comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+      OddNet& net = nets[comm.rank()];
+      Fsdp fsdp(net, comm, options);
+      for (int step = 0; step < 2; ++step) {
+        {
+          c10::InferenceMode inference;
+          net(at::ones({2, 17}));
+        }
+        net(at::ones({2, 17})).sum().backward();
+      }
+    });
+  }
+}
+
+TEST(FsdpUsesTest, GradientsOfNoSyncCanBeDropped) {
+  const at::Tensor x = at::ones({2, 17});
+  for (const FsdpOptions& options : Kinds()) {
+    std::vector<OddNet> nets = MakeNets(2);
+    comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+      OddNet& net = nets[comm.rank()];
+      Fsdp fsdp(net, comm, options);
+      net(x).square().sum().backward();
+      std::vector<at::Tensor> expected;
+      for (const at::Tensor& slice : fsdp.parameters()) {
+        expected.push_back(slice.grad().clone());
+        slice.mutable_grad().reset();
+      }
+      {
+        const auto no_sync = fsdp.NoSync();
+        net(x * 2).square().sum().backward();
+      }
+      fsdp.DropGradients();
+      net(x).square().sum().backward();
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(fsdp.parameters()[i].grad().equal(expected[i]));
+      }
+    });
+  }
+}
+
+// Each rank's loss uses the parameters of a model's own Unit that `uses` says.
+class ChoiceImpl : public torch::nn::Module {
+ public:
+  explicit ChoiceImpl(std::vector<bool> uses) : uses(std::move(uses)) {
+    for (size_t i = 0; i < this->uses.size(); ++i) {
+      weights.push_back(register_parameter("w" + std::to_string(i), at::ones({3})));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (uses[i]) x = x * weights[i];
+    }
+    return x;
+  }
+  std::vector<bool> uses;
+  std::vector<at::Tensor> weights;
+};
+
+TEST(FsdpUsesTest, RanksThatGiveGradientsToOtherParametersGetAnError) {
+  for (int shard_size : {1, 2}) {
+    std::vector<Unit<ChoiceImpl>> nets;
+    for (const std::vector<bool>& uses :
+         {std::vector<bool>{true, false, false, true}, std::vector<bool>{true, false, true, false}}) {
+      for (int rank = 0; rank < shard_size; ++rank) nets.emplace_back(uses);
+    }
+    std::vector<std::string> errors(nets.size());
+    comm::testing::RunRanks(static_cast<int>(nets.size()), [&](comm::Communicator& comm) {
+      Fsdp fsdp(nets[comm.rank()], comm, {.shard_size = shard_size});
+      errors[comm.rank()] = ErrorOf([&] { nets[comm.rank()](at::ones({3})).sum().backward(); });
+    });
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find("without w1 (2 missing"), std::string::npos) << error;
+    }
+  }
+}
+
+TEST(FsdpUsesTest, RanksWithOtherOptionsGetAnError) {
+  std::vector<OddNet> nets = MakeNets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    EXPECT_ERROR(Fsdp(nets[comm.rank()], comm, {.reshard_size = comm.rank()}),
+                 "option reshard_size=0; rank 1 has option reshard_size=1");
+    EXPECT_ERROR(FsdpBuildScope(comm, {.sync_module_states = comm.rank() == 0}),
+                 "option sync_module_states=1");
+    EXPECT_ERROR(Fsdp(nets[comm.rank()], comm, {.mixed_precision = {.reduce = at::kInt}}),
+                 "mixed_precision has Int");
+  });
+}
+
+TEST(FsdpUsesTest, FreezingAfterShardingIsAnError) {
   std::vector<OddNet> nets = MakeNets(2);
   comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
     OddNet& net = nets[comm.rank()];
     Fsdp fsdp(net, comm);
-    EXPECT_ERROR(net->as<testing::OddNetImpl>()->forward(at::ones({2, 17})),
-                 "not block->as<Impl>()->forward(x)");
+    net->blocks[0]->scale.set_requires_grad(false);
+    EXPECT_ERROR(net(at::ones({2, 17})), "requires_grad of parameter block0.scale has changed");
+  });
+}
+
+// A Unit that hands its input through is not gathered again when that gets its gradient.
+class ThroughImpl : public torch::nn::Module {
+ public:
+  ThroughImpl() { linear = register_module("linear", torch::nn::Linear(4, 4)); }
+  std::pair<at::Tensor, at::Tensor> forward(at::Tensor x) { return {linear(x), x}; }
+  torch::nn::Linear linear = nullptr;
+};
+
+class ThroughNetImpl : public torch::nn::Module {
+ public:
+  ThroughNetImpl() {
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i), Unit<ThroughImpl>()));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) {
+      const auto [y, same] = block(x);
+      x = y + same;
+    }
+    return x;
+  }
+  std::vector<Unit<ThroughImpl>> blocks;
+};
+
+TEST(FsdpUsesTest, AnInputHandedThroughCostsNoGather) {
+  std::vector<Unit<ThroughNetImpl>> nets(2);
+  comm::testing::RunRanks(2, [&](comm::Communicator& world) {
+    auto counters = std::make_shared<comm::TrafficCounters>();
+    comm::CountingCommunicator counting(SplitPrivate(world), counters);
+    Fsdp fsdp(nets[world.rank()], counting);
+    for (int step = 0; step < 2; ++step) {
+      counters->Reset();
+      nets[world.rank()](at::ones({2, 4})).sum().backward();
+      EXPECT_EQ((*counters)[OperationKind::kAllGather].operations, 6);
+    }
   });
 }
 
@@ -367,13 +575,16 @@ class TiedScopeNetImpl : public torch::nn::Module {
     block = register_module("block", OddBlock());
     second = register_module("second", Linear(torch::nn::LinearOptions(17, 17).bias(false)));
     second->weight = second->register_parameter("tied", first->weight);
+    own = register_parameter("own", at::ones({3}));
+    register_parameter("own_again", own);  // tied inside a Unit
     out = register_module("out", torch::nn::Linear(17, 15));
   }
-  at::Tensor forward(at::Tensor x) { return block(out(at::tanh(first(x)))); }
+  at::Tensor forward(at::Tensor x) { return block(out(at::tanh(first(x)))) * own.sum(); }
   Linear first = nullptr;
   OddBlock block = nullptr;
   Linear second = nullptr;
   torch::nn::Linear out = nullptr;
+  at::Tensor own;
 };
 
 TEST(FsdpUsesTest, ABuildScopeGivesTheWeightsOfOneProcess) {
@@ -390,9 +601,7 @@ TEST(FsdpUsesTest, ABuildScopeGivesTheWeightsOfOneProcess) {
       FsdpBuildScope scope(comm, {.sharding = sharding});
       torch::manual_seed(5);
       Net net;
-      if (sharding == Sharding::kFull) {
-        EXPECT_ERROR(net->block->up->weight.sum(), "while an Fsdp has it sharded");
-      }
+      EXPECT_ERROR(net->block->up->weight.sum(), "while an Fsdp has it sharded");
       Fsdp fsdp(net, scope);
       const auto found = StateOf(fsdp);
       ASSERT_EQ(found.size(), expected.size());

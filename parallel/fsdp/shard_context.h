@@ -40,9 +40,9 @@ class ShardContext {
   void ClearPools();
 
  private:
+  const std::unique_ptr<comm::Communicator> world_;
   const FsdpOptions options_;
   StepTimer timer_;
-  const std::unique_ptr<comm::Communicator> world_;
   std::optional<comm::Mesh> mesh_;
   std::unique_ptr<comm::Communicator> shard_untimed_;
   std::unique_ptr<comm::Communicator> reshard_;

@@ -1,6 +1,7 @@
 #include "lockstep/parallel/fsdp/sharded_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <exception>
 #include <utility>
@@ -40,7 +41,8 @@ void ShardedModel::Guarded(const ShardedUnit* unit, Body body) {
     context_.world().Abort(status);
     throw StatusError(status);
   };
-  at::NoGradGuard no_grad;
+  const c10::InferenceMode normal(false);  // buffers outlive an evaluation
+  const at::NoGradGuard no_grad;
   try {
     body();
   } catch (const StatusError& error) {
@@ -67,14 +69,18 @@ void ShardedModel::BeginForward() {
   for (const auto& unit : units_) {
     // What a forward without a backward has gathered may have changed since.
     if (!up_to_date_) Free(*unit);
-    for (FlatGroup& group : unit->groups()) group.UnblockGradients();
+    for (FlatGroup& group : unit->groups()) {
+      group.CheckRequiresGrad();
+      group.UnblockGradients();
+    }
   }
 }
 
 void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inputs) {
   ShardedUnit& unit = *units_[index];
   Guarded(&unit, [&] {
-    if (index == 0) BeginForward();
+    // Forwards inside backward recompute; some models call their Units and not the whole.
+    if (index == 0 || (uses_.empty() && !in_backward_)) BeginForward();
     Need(index);
   });
   const MixedPrecision& mixed = context_.options().mixed_precision;
@@ -85,6 +91,7 @@ void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inpu
     for (at::Tensor* input : inputs) {
       if (!input->requires_grad()) continue;
       ++use->inputs;
+      if (input->is_leaf()) *input = input->view_as(*input);  // a leaf keeps its hooks for ever
       input->register_hook(
           [this, index, use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
             if (!alive.expired()) InputDone(index, *use);
@@ -112,6 +119,7 @@ void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& out
     for (at::Tensor* output : outputs) {
       if (!output->requires_grad()) continue;
       backward_follows = true;
+      if (output->is_leaf()) *output = output->view_as(*output);
       output->register_hook(
           [this, index, use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
             if (alive.expired()) ThrowGone();
@@ -126,12 +134,15 @@ void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& out
   const bool stays =
       is_model || !options.reshard_after_forward || options.sharding != Sharding::kFull;
   if (!backward_follows || !stays) Free(unit, /*until_backward=*/backward_follows);
+  if (!backward_follows && uses_.empty()) context_.timer().End();  // an evaluation is no step
 }
 
 void ShardedModel::PreBackward(size_t index, Use* use) {
   ShardedUnit& unit = *units_[index];
   Guarded(&unit, [&] {
     EnterBackward(unit);
+    // An input that the Unit handed through: it has all its gradients already.
+    if (unit.num_trainable() > 0 && unit.pending == 0 && unit.open_uses == 0) return;
     if (use != nullptr && use->inputs > 0 && use->backward != backwards_) {
       use->backward = backwards_;
       use->open = use->inputs;
@@ -189,7 +200,8 @@ void ShardedModel::EnterBackward(ShardedUnit& unit) {
     ++backwards_;
     sync_ = sync_now_();
     const FsdpOptions& options = context_.options();
-    up_to_date_ = !sync_ && (!options.reshard_after_forward || options.sharding != Sharding::kFull);
+    up_to_date_ = !sync_ && options.no_sync == NoSyncGradients::kUnsharded &&
+                  (!options.reshard_after_forward || options.sharding != Sharding::kFull);
     context_.timer().BeginBackward();
     AtEndOfBackward([this] { Guarded(nullptr, [this] { FinishBackward(); }); },
                     [this, alive = std::weak_ptr<bool>(alive_)] {
@@ -225,7 +237,7 @@ void ShardedModel::FinishBackward() {
     for (FlatGroup& group : unit->groups()) group.BlockGradients();
   }
   context_.ClearPools();
-  report_(context_.timer().End());
+  if (sync_) report_(context_.timer().End());
 }
 
 void ShardedModel::Need(size_t index) {
@@ -263,25 +275,48 @@ ShardedUnit& ShardedModel::Find(const std::string& name) {
 
 void ShardedModel::Unshard(const std::string& name, bool wait) {
   ShardedUnit& unit = Find(name);
-  unit.held = true;
-  unit.StartUnshard();
-  if (wait) unit.FinishUnshard();
+  Guarded(&unit, [&] {
+    unit.held = true;
+    unit.StartUnshard();
+    if (wait) unit.FinishUnshard();
+  });
 }
 
 void ShardedModel::Reshard(const std::string& name) {
   ShardedUnit& unit = Find(name);
-  unit.held = false;
-  unit.Reshard();
+  Guarded(&unit, [&] {
+    unit.held = false;
+    unit.Reshard();
+  });
 }
 
 void ShardedModel::ReshardAll() {
-  DropPrefetched();
-  up_to_date_ = false;
+  Guarded(nullptr, [&] {
+    DropPrefetched();
+    up_to_date_ = false;
+    for (const auto& unit : units_) {
+      unit->held = false;
+      unit->Reshard();
+    }
+    context_.ClearPools();
+  });
+}
+
+void ShardedModel::DropGradients() {
   for (const auto& unit : units_) {
-    unit->held = false;
-    unit->Reshard();
+    for (FlatGroup& group : unit->groups()) group.DropGradient();
   }
   context_.ClearPools();
+}
+
+void ShardedModel::UpdateFull(const std::function<at::Tensor(const std::string& name)>& find,
+                              const Strategy::StateUpdater& update) {
+  ReshardAll();
+  Guarded(nullptr, [&] {
+    for (const auto& unit : units_) {
+      for (FlatGroup& group : unit->groups()) group.UpdateFull(find, update);
+    }
+  });
 }
 
 }  // namespace lockstep::parallel::fsdp

@@ -29,6 +29,11 @@ class ShardedModel : public UnitEvents {
   void Unshard(const std::string& unit, bool wait);
   void Reshard(const std::string& unit);
   void ReshardAll();
+  void DropGradients();
+
+  // Calls UpdateFull() of all groups, with `find` for tensors by name.
+  void UpdateFull(const std::function<at::Tensor(const std::string& name)>& find,
+                  const Strategy::StateUpdater& update);
 
   void PreForward(size_t index, const std::vector<at::Tensor*>& inputs) override;
   void PostForward(size_t index, const std::vector<at::Tensor*>& outputs) override;

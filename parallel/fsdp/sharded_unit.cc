@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lockstep/comm/operation.h"
+#include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel::fsdp {
 
@@ -13,6 +15,12 @@ std::vector<FlatGroup> ShardParameters(const std::vector<NamedTensor>& parameter
                                        ShardContext& context) {
   std::map<std::pair<bool, at::ScalarType>, std::vector<NamedTensor>> by_kind;
   for (const NamedTensor& parameter : parameters) {
+    if (!comm::IsSupported(parameter.tensor.scalar_type())) {
+      throw StatusError(absl::InvalidArgumentError(
+          absl::StrCat("Fsdp: parameter ", parameter.name, " is of dtype ",
+                       c10::toString(parameter.tensor.scalar_type()),
+                       ", which communicators do not move: make it a buffer")));
+    }
     const bool frozen = !parameter.tensor.requires_grad();
     by_kind[{frozen, parameter.tensor.scalar_type()}].push_back(parameter);
   }
@@ -64,6 +72,9 @@ void ShardedUnit::FinishUnshard() {
 
 void ShardedUnit::Reshard(bool until_backward) {
   FinishUnshard();
+  if (!until_backward) {
+    for (FlatGroup& group : groups_) group.DropSmallShard();  // may be out of date
+  }
   if (state_ == State::kSharded) return;
   for (FlatGroup& group : groups_) group.Reshard(until_backward);
   state_ = State::kSharded;
