@@ -157,7 +157,7 @@ class Run:
         launcher, mpi = _choose_launcher(self.args, self.site)
         program = self._staged()
         text = self._script(program, launcher, mpi, batch_job=True)
-        words = script.sbatch_words(self.args, self.site, program)
+        words = script.sbatch_words(self.args, self.site, program, launcher)
         if self.args.dry_run:
             print("cd %s &&" % script.command_text([self.folder]))
             print(script.command_text(words) + " <<'END_OF_SCRIPT'\n" + text + "END_OF_SCRIPT")

@@ -269,7 +269,7 @@ class MultinodeRunTest(unittest.TestCase):
                                (["--ranks_per_node", "x"], "--ranks_per_node=x: give a whole number from 1 up"),
                                (["--max_restarts"], "--max_restarts needs a value"), (["--local=1"], "--local takes no value"),
                                (["--launcher=ssh"], "--launcher=ssh: choose auto, srun or mpirun"),
-                               (["--time_limit=1h"], "--time_limit=1h: give minutes, hours:minutes:seconds or "
+                               (["--time=1h"], "--time=1h: give minutes, hours:minutes:seconds or "
                                 "days-hours:minutes:seconds"),
                                (["--hosts=a,,b"], "--hosts=a,,b: give names of hosts, as in --hosts=a,b"),
                                (["--log_ranks=x"], "--log_ranks=x: give ranks, as in --log_ranks=0,1, or all"),

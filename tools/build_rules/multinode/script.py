@@ -112,13 +112,15 @@ def job_script(args: Arguments, site: Site, program: Program, launch: List[str],
     return "\n".join(lines) + "\n"
 
 
-def sbatch_words(args: Arguments, site: Site, program: Program) -> List[str]:
+def sbatch_words(args: Arguments, site: Site, program: Program, launcher: str) -> List[str]:
     words = ["sbatch", "--parsable", "--job-name=" + program.name, "--output=%s-%%j.out" % program.name,
              "--open-mode=append"] + allocation_words(args, site)
     if args.time_limit:
         words.append("--time=" + args.time_limit)
     seconds = seconds_of(args.time_limit) if args.time_limit else 0
-    words.append("--signal=TERM@%d" % (min(_SECONDS_TO_SAVE, seconds // 4) if seconds else _SECONDS_TO_SAVE))
+    # To the ranks, or to job.sh, which tells mpirun.
+    number = "TERM" if launcher == "srun" else "B:USR1"
+    words.append("--signal=%s@%d" % (number, min(_SECONDS_TO_SAVE, seconds // 4) if seconds else _SECONDS_TO_SAVE))
     words.append("--requeue" if args.max_restarts else "--no-requeue")
     return words + site.slurm_options
 
