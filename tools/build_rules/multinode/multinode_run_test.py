@@ -96,8 +96,12 @@ class MultinodeRunTest(unittest.TestCase):
         self.make("mpirun")
         folder = os.path.join(self.fakes.home, "a folder")
         os.mkdir(folder)
-        done = self.run_it(BUILD_WORKING_DIRECTORY=folder)
+        with open(folder + "/my.conf", "w") as f:
+            f.write("[environment]\nOF_SITE = mine\n")
+        done = self.run_it("--site=my.conf", "--log_dir=logs", BUILD_WORKING_DIRECTORY=folder)
         self.assertEqual({rank["cwd"] for rank in done.ranks()}, {folder}, done.err)
+        self.assertEqual({rank["env"]["OF_SITE"] for rank in done.ranks()}, {"mine"})
+        self.assertEqual(len(os.listdir(folder + "/logs")), 8)
 
     def test_the_mpi_kind(self):
         self.make(*SLURM, "mpirun")

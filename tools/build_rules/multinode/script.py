@@ -31,7 +31,7 @@ def command_text(words: List[str], indent: str = "  ") -> str:
     return (" \\\n" + indent).join(lines)
 
 
-def environment(args: Arguments, site: Site, program: Program, launcher: str) -> Dict[str, str]:
+def environment(args: Arguments, site: Site, program: Program, launcher: str, folder: str) -> Dict[str, str]:
     """What the ranks find in their environment because of us. The site's word is the last."""
     values = {"RUNFILES_DIR": program.root, "LOCKSTEP_RANKS_PER_NODE": str(args.ranks_per_node)}
     if args.cpus_per_rank:
@@ -39,7 +39,8 @@ def environment(args: Arguments, site: Site, program: Program, launcher: str) ->
     if args.log_ranks:
         values["LOCKSTEP_LOG_RANKS"] = args.log_ranks
     if args.log_dir:
-        values["LOCKSTEP_LOG_DIR"] = os.path.abspath(args.log_dir)
+        values["LOCKSTEP_LOG_DIR"] = os.path.join(folder, args.log_dir)
+        values["LOCKSTEP_FLIGHT_DIR"] = values["LOCKSTEP_LOG_DIR"]
     if launcher == "srun":
         # Barriers of Slurm's PMIx plugin wait for no other node where TreeWidth, 50 by default, exceeds
         # the nodes of the step (seen in 22.05): MPI_Init then crashes now and then.
