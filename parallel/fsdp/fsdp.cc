@@ -113,10 +113,14 @@ Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::Shard
   CheckSameModel(this->model(), context_->world(), {.options = Describe(context_->options())});
   std::vector<std::vector<fsdp::FlatGroup>> groups = TakeBuilt(owned, std::move(built));
   if (context_->options().sync_module_states) {
-    std::vector<std::string> in_step;
+    std::unordered_set<const void*> sharded;
     for (size_t i = 0; i < units.size(); ++i) {
       if (groups[i].empty()) continue;
-      for (const NamedTensor& parameter : owned[i]) in_step.push_back(parameter.name);
+      for (const NamedTensor& parameter : owned[i]) sharded.insert(KeyOf(parameter.tensor));
+    }
+    std::vector<std::string> in_step;  // all names of a parameter that has several
+    for (const auto& parameter : this->model().named_parameters()) {
+      if (sharded.count(KeyOf(parameter.value())) != 0) in_step.push_back(parameter.key());
     }
     BroadcastModel(this->model(), context_->world(), in_step);
   }
