@@ -55,7 +55,7 @@ class ShardedModel;
 // parameters: where one does not, that is an error, which names the Unit. A Unit that no rank uses
 // in a step gets no gradient, nor does a parameter. Units with frozen parameters, which backward
 // may need to its end, are freed when their inputs have their gradients, and where no input
-// requires one, with the trainable ones. A parameter that several Units share belongs to the
+// requires one, at the end of backward. A parameter that several Units share belongs to the
 // innermost Unit around all of them.
 //
 // BETWEEN steps the model's parameters have no memory: whoever touches them gets an exception that

@@ -132,7 +132,8 @@ void ShardedModel::PreBackward(size_t index, Use* use) {
   ShardedUnit& unit = *units_[index];
   Guarded(&unit, [&] {
     EnterBackward(unit);
-    if (use != nullptr && use->inputs > 0 && use->backward != backwards_) {
+    // One without such inputs stays open to the end: Units inside it may come before its own.
+    if (use != nullptr && use->backward != backwards_) {
       use->backward = backwards_;
       use->open = use->inputs;
       ++unit.open_uses;
