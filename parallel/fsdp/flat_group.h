@@ -55,6 +55,9 @@ class FlatGroup {
   // keeps what a gather over fewer ranks needs, see FsdpOptions::reshard_size.
   void Reshard(bool until_backward);
 
+  // Drops what Reshard() has kept for a backward: parameters may have changed since.
+  void ForgetForward() { small_shard_.reset(); }
+
   // Gathers, of tensors that lie as the slices do, those that `find` has for the parameters' names,
   // calls `update` with each, whole, and takes this rank's parts of what it has left. Collective.
   void UpdateFull(const std::function<at::Tensor(const std::string& name)>& find,

@@ -264,7 +264,8 @@ ShardedUnit& ShardedModel::Find(const std::string& name) {
 
 void ShardedModel::Unshard(const std::string& name, bool wait) {
   ShardedUnit& unit = Find(name);
-  unit.held = true;
+  // What a forward has gathered may have changed since.
+  if (!std::exchange(unit.held, true)) unit.Reshard();
   unit.StartUnshard();
   if (wait) unit.FinishUnshard();
 }

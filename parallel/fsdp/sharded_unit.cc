@@ -64,7 +64,12 @@ void ShardedUnit::FinishUnshard() {
 
 void ShardedUnit::Reshard(bool until_backward) {
   FinishUnshard();
-  if (state_ == State::kSharded) return;
+  if (state_ == State::kSharded) {
+    if (!until_backward) {
+      for (FlatGroup& group : groups_) group.ForgetForward();
+    }
+    return;
+  }
   for (FlatGroup& group : groups_) group.Reshard(until_backward);
   state_ = State::kSharded;
 }
