@@ -142,6 +142,8 @@ World ReadMpirun(Reader& reader) {
   reader.CheckAgrees("OMPI_COMM_WORLD_RANK", "PMIX_RANK");
   reader.CheckAgrees("OMPI_COMM_WORLD_RANK", "RANK");
   reader.CheckAgrees("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE");
+  reader.CheckAgrees("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK");
+  reader.CheckAgrees("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE");
   ReadStoreAddress(reader, world);
   return world;
 }
@@ -192,6 +194,7 @@ World ReadSrun(Reader& reader) {
   reader.CheckAgrees("SLURM_PROCID", "PMIX_RANK");
   reader.CheckAgrees("SLURM_PROCID", "RANK");
   reader.CheckAgrees(size, "WORLD_SIZE");
+  reader.CheckAgrees("SLURM_LOCALID", "LOCAL_RANK");
   ReadStoreAddress(reader, world);
   if (!world.store) {
     std::optional<std::string> hosts = reader.Text("SLURM_STEP_NODELIST");
@@ -241,11 +244,20 @@ absl::StatusOr<World> Detect(const Environment& environment) {
     world = ReadSrun(reader);
   } else if (reader.Has("RANK") || reader.Has("WORLD_SIZE")) {
     world = ReadTorchrun(reader);
-  } else if (reader.Has("PMIX_RANK")) {
-    reader.Fail(absl::StrCat(Describe("PMIX_RANK", reader.Text("PMIX_RANK")),
-                             ", but neither OMPI_COMM_WORLD_SIZE nor SLURM_STEP_ID is set: start "
-                             "the program with mpirun "
-                             "of Open MPI or with srun --mpi=pmix"));
+  } else {
+    // What mpirun of MPICH, Intel MPI and MVAPICH sets, and a PMIx launcher that is not known here.
+    for (const std::string name : {"PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"}) {
+      if (!reader.Has(name)) continue;
+      reader.Fail(absl::StrCat(Describe(name, reader.Text(name)),
+                               ", but neither OMPI_COMM_WORLD_SIZE nor SLURM_STEP_ID is set: start "
+                               "the program with mpirun of Open MPI or with srun --mpi=pmix"));
+    }
+    for (const std::string name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+      if (!reader.Has(name)) continue;
+      reader.Fail(
+          absl::StrCat(Describe(name, reader.Text(name)),
+                       ", but neither RANK nor WORLD_SIZE is set: set all of them or none"));
+    }
   }
   if (!reader.status().ok()) return reader.status();
   return world;

@@ -64,8 +64,9 @@ std::optional<std::string> ProcessEnvironment(const std::string& name);
 // 20000 + (job id + 97 * step id) % 10000.
 //
 // InvalidArgument, naming the variables and their values, where a variable is missing, is no
-// number, or contradicts another: RANK and WORLD_SIZE must agree with srun's and mpirun's where
-// both are set.
+// number, or contradicts another: RANK, WORLD_SIZE and LOCAL_RANK must agree with srun's and
+// mpirun's where both are set. Likewise in a rank of another MPI than Open MPI (PMI_RANK, ...): it
+// is not alone.
 absl::StatusOr<World> Detect(const Environment& environment = ProcessEnvironment);
 
 }  // namespace lockstep::launch

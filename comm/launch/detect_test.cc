@@ -174,6 +174,24 @@ TEST(DetectTest, NamesWhatIsMissing) {
       "the program with mpirun of Open MPI or with srun --mpi=pmix");
 }
 
+TEST(DetectTest, NamesLaunchersThatItDoesNotKnow) {
+  for (const std::string name : {"PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"}) {
+    EXPECT_EQ(
+        ErrorFrom({{name, "1"}}),
+        "environment: " + name +
+            "=1, but neither OMPI_COMM_WORLD_SIZE nor SLURM_STEP_ID is set: start the program "
+            "with mpirun of Open MPI or with srun --mpi=pmix");
+  }
+  // srun --mpi=pmi2 sets them too.
+  ExpectWorld(With(kSrun, {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}}), Launcher::kSrunNoPmix, 2, 3, 0,
+              1, 2, "n01:20118");
+  for (const std::string name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+    EXPECT_EQ(ErrorFrom({{name, "1"}}), "environment: " + name +
+                                            "=1, but neither RANK nor WORLD_SIZE is set: set all "
+                                            "of them or none");
+  }
+}
+
 TEST(DetectTest, NamesContradictions) {
   const std::string advice =
       " contradict each other: unset the one that is left over from another launch";
@@ -187,6 +205,12 @@ TEST(DetectTest, NamesContradictions) {
             "environment: SLURM_PROCID=2 and RANK=0" + advice);
   EXPECT_EQ(ErrorFrom(With(kSrun, {{"WORLD_SIZE", "8"}})),
             "environment: SLURM_STEP_NUM_TASKS=3 and WORLD_SIZE=8" + advice);
+  EXPECT_EQ(ErrorFrom(With(kMpirun, {{"LOCAL_RANK", "0"}})),
+            "environment: OMPI_COMM_WORLD_LOCAL_RANK=1 and LOCAL_RANK=0" + advice);
+  EXPECT_EQ(ErrorFrom(With(kMpirun, {{"LOCAL_WORLD_SIZE", "4"}})),
+            "environment: OMPI_COMM_WORLD_LOCAL_SIZE=2 and LOCAL_WORLD_SIZE=4" + advice);
+  EXPECT_EQ(ErrorFrom(With(kSrun, {{"LOCAL_RANK", "1"}})),
+            "environment: SLURM_LOCALID=0 and LOCAL_RANK=1" + advice);
   EXPECT_EQ(ErrorFrom(With(kTorchrun, {{"RANK", "8"}})),
             "environment: RANK=8 is not below WORLD_SIZE=8");
   EXPECT_EQ(ErrorFrom(With(kTorchrun, {{"LOCAL_RANK", "4"}})),

@@ -327,5 +327,25 @@ TEST(SaveTest, EachByteIsWrittenOnce) {
   EXPECT_LT(bytes, values + generators + 16'000) << "headers take more, or values are there twice";
 }
 
+// Running statistics differ on ranks that do not exchange them: those saved are rank 0's.
+TEST(SaveTest, BuffersAreRankZeros) {
+  const std::string folder = NewFolder();
+  RunTraining(folder, /*async=*/false,
+              [&](comm::Communicator& comm, Training& training, Checkpointer& checkpointer) {
+                State& state = training.state();
+                const auto buffer = [&] {
+                  for (const StateShard& shard : state.strategy->StateShards()) {
+                    if (shard.name == "offset") return shard.local;
+                  }
+                  return at::Tensor();
+                };
+                buffer().fill_(comm.rank() + 5);
+                ThrowIfError(checkpointer.Save(1, state));
+                ValueOrThrow(checkpointer.LoadLatest(state));
+                EXPECT_EQ(buffer().min().item<double>(), 5);
+                EXPECT_EQ(buffer().max().item<double>(), 5);
+              });
+}
+
 }  // namespace
 }  // namespace lockstep::parallel::checkpoint

@@ -14,14 +14,19 @@ namespace {
 // Below it one of the holders writes a range whole: parts of a few bytes cost more than they share.
 constexpr int64_t kBytesToShare = 64 << 10;
 
-StateRange::Part PartOf(const StateRange& range) {
+// Likewise of what is not trained, where it is always the first holder: ranks may have buffers that
+// differ, running statistics for instance, which then come from one rank, whole.
+constexpr int64_t kUntrainedBytesToShare = 16 << 20;
+
+StateRange::Part PartOf(const StateRange& range, bool trainable) {
   const int64_t count = range.values.numel();
-  if (count * static_cast<int64_t>(range.values.element_size()) < kBytesToShare) {
+  const int64_t bytes = count * static_cast<int64_t>(range.values.element_size());
+  if (bytes < (trainable ? kBytesToShare : kUntrainedBytesToShare)) {
     // By name, so that all agree and each gets some.
     const auto* name = reinterpret_cast<const Bytef*>(range.name.data());
-    const bool mine = crc32_z(0, name, range.name.size()) % range.replicas ==
-                      static_cast<unsigned>(range.replica);
-    return {.from = 0, .count = mine ? count : 0};
+    const uLong writer =
+        trainable ? crc32_z(0, name, range.name.size()) % static_cast<uLong>(range.replicas) : 0;
+    return {.from = 0, .count = writer == static_cast<uLong>(range.replica) ? count : 0};
   }
   const int64_t from = count * range.replica / range.replicas;
   return {.from = from, .count = count * (range.replica + 1) / range.replicas - from};
@@ -45,7 +50,7 @@ std::vector<StateRange> ModelRanges(Strategy& strategy) {
                         .values = shard.local,
                         .replica = shard.replica,
                         .replicas = shard.replicas};
-    range.part = PartOf(range);
+    range.part = PartOf(range, shard.trainable);
     ranges.push_back(std::move(range));
   }
   return ranges;
@@ -75,7 +80,7 @@ StateRange OptimizerRange(const optim::FusedOptimizer::State& state, const Shard
                       .replica = shard.replica,
                       .replicas = shard.replicas};
   if (state.value.dim() != 0) {
-    range.part = PartOf(range);
+    range.part = PartOf(range, /*trainable=*/true);
     return range;
   }
   // One number for the whole parameter: kept by all ranks, but where a rank has no part of the
@@ -85,7 +90,7 @@ StateRange OptimizerRange(const optim::FusedOptimizer::State& state, const Shard
   const bool is_first = shard.offset == 0 && shard.local.numel() > 0;
   int64_t numel = TensorInfo{.sizes = shard.sizes}.numel();
   if (is_first) {
-    range.part = PartOf(range);
+    range.part = PartOf(range, /*trainable=*/true);
   } else if (numel == 0 && rank == 0) {
     range.part = {.from = 0, .count = 1};
   }

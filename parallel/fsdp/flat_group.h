@@ -53,9 +53,11 @@ class FlatGroup {
 
   // Seals the parameters, and frees them where they do not stay whole. Changes to them are lost.
   // `until_backward`: keeps what a gather over fewer ranks needs, see FsdpOptions::reshard_size;
-  // until the next gather, or DropSmallShard().
+  // until the next gather, or ForgetForward().
   void Reshard(bool until_backward);
-  void DropSmallShard() { small_shard_.reset(); }
+
+  // Drops what Reshard() has kept for a backward: parameters may have changed since.
+  void ForgetForward() { small_shard_.reset(); }
 
   // Gathers, of tensors that lie as the slices do, those that `find` has for the parameters' names,
   // calls `update` with each, whole, and takes this rank's parts of what it has left. Collective.

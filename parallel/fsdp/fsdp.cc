@@ -55,7 +55,7 @@ std::vector<std::vector<fsdp::FlatGroup>> TakeBuilt(
         const at::Tensor& parameter = group.parameter(i).tensor;
         const auto place = owner.find(KeyOf(parameter));
         if (place != owner.end()) owners.insert(place->second);
-        fits = fits && parameter.requires_grad() == group.requires_grad();
+        fits = fits && place != owner.end() && parameter.requires_grad() == group.requires_grad();
       }
     }
     if (owners.empty()) continue;  // of a Unit that is not in the model

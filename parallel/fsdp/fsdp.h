@@ -57,7 +57,7 @@ class ShardedModel;
 // labels, see AllGatherInto: across nodes with LOCKSTEP_COMM_DEBUG=detail). A Unit that no rank
 // uses in a step gets no gradient, nor does a parameter. Units with frozen parameters, which
 // backward may need to its end, are freed when their inputs have their gradients, and where no
-// input requires one, with the trainable ones; Units without, when their gradients are there: a
+// input requires one, at the end of backward; Units without, when their gradients are there: a
 // second use of a parameter by detach(), whose backward may come later, is an error then.
 // Parameters are frozen and unfrozen before Fsdp is made. A parameter that several Units share
 // belongs to the innermost Unit around all of them.

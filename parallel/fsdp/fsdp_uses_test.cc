@@ -418,8 +418,8 @@ class ChoiceImpl : public torch::nn::Module {
 TEST(FsdpUsesTest, RanksThatGiveGradientsToOtherParametersGetAnError) {
   for (int shard_size : {1, 2}) {
     std::vector<Unit<ChoiceImpl>> nets;
-    for (const std::vector<bool>& uses :
-         {std::vector<bool>{true, false, false, true}, std::vector<bool>{true, false, true, false}}) {
+    for (const std::vector<bool>& uses : {std::vector<bool>{true, false, false, true},
+                                          std::vector<bool>{true, false, true, false}}) {
       for (int rank = 0; rank < shard_size; ++rank) nets.emplace_back(uses);
     }
     std::vector<std::string> errors(nets.size());

@@ -143,7 +143,8 @@ void ShardedModel::PreBackward(size_t index, Use* use) {
     EnterBackward(unit);
     // An input that the Unit handed through: it has all its gradients already.
     if (unit.num_trainable() > 0 && unit.pending == 0 && unit.open_uses == 0) return;
-    if (use != nullptr && use->inputs > 0 && use->backward != backwards_) {
+    // One without such inputs stays open to the end: Units inside it may come before its own.
+    if (use != nullptr && use->backward != backwards_) {
       use->backward = backwards_;
       use->open = use->inputs;
       ++unit.open_uses;
@@ -276,7 +277,8 @@ ShardedUnit& ShardedModel::Find(const std::string& name) {
 void ShardedModel::Unshard(const std::string& name, bool wait) {
   ShardedUnit& unit = Find(name);
   Guarded(&unit, [&] {
-    unit.held = true;
+    // What a forward has gathered may have changed since.
+    if (!std::exchange(unit.held, true)) unit.Reshard();
     unit.StartUnshard();
     if (wait) unit.FinishUnshard();
   });

@@ -73,7 +73,7 @@ void ShardedUnit::FinishUnshard() {
 void ShardedUnit::Reshard(bool until_backward) {
   FinishUnshard();
   if (!until_backward) {
-    for (FlatGroup& group : groups_) group.DropSmallShard();  // may be out of date
+    for (FlatGroup& group : groups_) group.ForgetForward();
   }
   if (state_ == State::kSharded) return;
   for (FlatGroup& group : groups_) group.Reshard(until_backward);

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -173,6 +175,24 @@ TEST(RunRanksTest, FailingRankEndsAllAndAloneSaysWhy) {
     EXPECT_FALSE(absl::StrContains(outcome.err, "rank 0:")) << outcome.err;
     EXPECT_FALSE(absl::StrContains(outcome.err, "rank 2:")) << outcome.err;
   }
+}
+
+TEST(RunRanksTest, FailingRankLeavesItsLastOperations) {
+  const std::string folder = ::testing::TempDir();
+  const Outcome outcome = RunMany({"--fail=absent", "--deadline=2s", "--ranks=2"},
+                                  {.environment = {{"LOCKSTEP_FLIGHT_DIR", folder}}});
+  EXPECT_EQ(outcome.exit_status, 1);
+  std::ifstream file(folder + "/rank0.flight.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_TRUE(absl::StrContains(text.str(), "\"operation\": \"AllReduce\"")) << text.str();
+  EXPECT_TRUE(absl::StrContains(text.str(), "\"state\": \"failed\"")) << text.str();
+  // A folder that is not there takes nothing from the message.
+  const Outcome lost =
+      RunMany({"--fail=status"}, {.environment = {{"LOCKSTEP_FLIGHT_DIR", "/no"}}});
+  EXPECT_EQ(lost.exit_status, 1);
+  EXPECT_TRUE(absl::StrContains(lost.err, "rank 1: file x is cut off\n")) << lost.err;
+  EXPECT_TRUE(absl::StrContains(lost.err, "/no")) << lost.err;
 }
 
 TEST(RunRanksTest, MissingRankIsNamedAtTheDeadline) {

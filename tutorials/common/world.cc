@@ -1,5 +1,6 @@
 #include "lockstep/tutorials/common/world.h"
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/tools/malloc/keep_freed_memory.h"
+#include "lockstep/tools/trace/flight_recorder.h"
 
 namespace lockstep::tutorials {
 
@@ -63,6 +65,14 @@ bool IsOfAnotherRank(const absl::Status& status, const comm::Communicator* world
          !absl::StartsWith(status.message(), absl::StrCat("aborted by rank ", world->rank(), ":"));
 }
 
+// Leaves what this rank did last to whoever looks for the cause of a failure.
+void WriteFlightRecord(const comm::Communicator& world) {
+  const char* folder = std::getenv("LOCKSTEP_FLIGHT_DIR");
+  if (folder == nullptr || *folder == '\0') return;
+  const std::string path = absl::StrCat(folder, "/rank", world.rank(), ".flight.json");
+  if (absl::Status status = world.flight_recorder()->Write(path); !status.ok()) PrintError(status);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
@@ -91,6 +101,7 @@ int RunRanks(int argc, char** argv, const Usage& usage,
     return body(*world);
   });
   if (status.ok()) return ExitStatus();
+  if (world != nullptr) WriteFlightRecord(*world);
   if (!IsOfAnotherRank(status, world.get())) {
     PrintError(status);
     if (world != nullptr) world->Abort(status);

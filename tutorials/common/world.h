@@ -23,6 +23,10 @@ namespace lockstep::tutorials {
 // under mpirun (see launch::RelaunchIfAlone); a rank that fails aborts `world`, so that the others
 // end. A rank that fails for no other reason than this (ABORTED) prints nothing.
 //
+// Where LOCKSTEP_FLIGHT_DIR names a folder, each rank that fails writes its last operations into
+// it, as rank3.flight.json (see trace::FlightRecorder): where a rank stands that the others wait
+// for, and what it did instead.
+//
 // Flags are checked before ranks are started. In a rank the flag --ranks has its default: ask
 // world.size().
 int RunRanks(int argc, char** argv, const Usage& usage,

@@ -20,7 +20,7 @@ Slurm, --submit makes a batch job of it. Without Slurm the same number of ranks 
   --ranks_per_node={ranks_per_node:<4} ranks on each node
   --gpus_per_rank={gpus_per_rank:<5} GPUs for each rank
   --cpus_per_rank={cpus_per_rank:<5} CPUs for each rank; 0: as Slurm gives
-  --time_limit={time_limit:<8} of a batch job, as in 30 (minutes), 1:30:00 or 2-00:00:00
+  --time={time_limit:<14} of a batch job, as in 30 (minutes), 1:30:00 or 2-00:00:00
   --max_restarts=0      start again where the program ends with status 75: saved and stopped
   --log_ranks=0,1|all   show the output of these ranks only, each line after its rank
   --log_dir=DIR         write the output of each rank to DIR/rank3.out and DIR/rank3.err
@@ -55,14 +55,14 @@ class Arguments(NamedTuple):
 
 _SWITCHES = ("submit", "detach", "local", "dry_run", "help")
 _COUNTS = {"nodes": 1, "ranks_per_node": 1, "gpus_per_rank": 0, "cpus_per_rank": 0, "max_restarts": 0}  # least
-_TEXTS = ("hosts", "site", "launcher", "time_limit", "log_ranks", "log_dir")
+_TEXTS = ("hosts", "site", "launcher", "time", "log_ranks", "log_dir")
 
 
 def seconds_of(time_limit: str) -> int:
     """Seconds of a time as Slurm writes it. 0: no limit."""
     match = re.match(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})$", time_limit)
     if not match:
-        raise Error("--time_limit=%s: give minutes, hours:minutes:seconds or days-hours:minutes:seconds" % time_limit)
+        raise Error("--time=%s: give minutes, hours:minutes:seconds or days-hours:minutes:seconds" % time_limit)
     parts = [int(part) for part in match.group("parts").split(":")]
     if match.group("days") is not None:
         hours, minutes, seconds = parts + [0] * (3 - len(parts))
@@ -108,7 +108,7 @@ def parse(words: List[str], defaults: Dict[str, Any]) -> Arguments:
     launcher = found.get("launcher", defaults["launcher"])
     if launcher not in ("auto", "srun", "mpirun"):
         raise Error("--launcher=%s: choose auto, srun or mpirun" % launcher)
-    time_limit = found.get("time_limit", defaults["time_limit"])
+    time_limit = found.get("time", defaults["time_limit"])
     if time_limit:
         seconds_of(time_limit)
     hosts = found.get("hosts", "").split(",") if "hosts" in found else []

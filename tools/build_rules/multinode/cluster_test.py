@@ -67,7 +67,7 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("by srun --mpi=pmix", run().err)
 
     def test_a_batch_job(self):
-        done = run("--submit", "--time_limit=5", salloc=False)
+        done = run("--submit", "--time=5", salloc=False)
         self.assertEqual((done.status, done.hosts()), (0, ["n1", "n1", "n2", "n2"]), done.err)
         done = run("--submit", "--launcher=mpirun", salloc=False)
         self.assertEqual((done.status, done.hosts()), (0, ["n1", "n1", "n2", "n2"]), done.err)
@@ -94,12 +94,13 @@ class ClusterTest(unittest.TestCase):
                                        "env | grep ^SLURM; echo; read"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         lines = list(iter(allocation.stdout.readline, "\n"))
         slurm = dict(line.rstrip("\n").split("=", 1) for line in lines)
-        process = start(["--do=wait_to_save"], salloc=False, **slurm)
-        self.wait_for(process, "waiting", 4)
-        process.send_signal(signal.SIGINT)
-        done = Done(process)
-        self.assertEqual((done.status, len(re.findall(r"rank \d saved", done.out))), (130, 4), done.err)
-        self.assertIn("saved and stopped; start it again to go on", done.err)
+        for launcher in ("srun", "mpirun"):
+            process = start(["--do=wait_to_save", "--launcher=" + launcher], salloc=False, **slurm)
+            self.wait_for(process, "waiting", 4)
+            process.send_signal(signal.SIGINT)
+            done = Done(process)
+            self.assertEqual((done.status, len(re.findall(r"rank \d saved", done.out))), (130, 4), done.err)
+            self.assertIn("saved and stopped; start it again to go on", done.err)
         process = start(["--do=wait"], salloc=False, **slurm)
         self.wait_for(process, "waiting", 4)
         process.send_signal(signal.SIGINT)
@@ -115,9 +116,8 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("is cancelled", done.err)
         self.assertEqual(subprocess.run(["squeue", "-h"], stdout=subprocess.PIPE, check=True).stdout, b"")
 
-    def test_a_job_stopped_by_slurm_goes_back_into_the_queue(self):
-        # What a time limit does: SIGTERM to the ranks, not to the batch script.
-        process = start(["--detach", "--do=wait_to_save", "--max_restarts=1"], salloc=False)
+    def stop_a_job(self, launcher, *words):
+        process = start(["--detach", "--do=wait_to_save", "--max_restarts=1", "--launcher=" + launcher], salloc=False)
         job = Done(process).out.strip()
         output = "%s/test_run-%s.out" % (FOLDER, job)
 
@@ -127,11 +127,11 @@ class ClusterTest(unittest.TestCase):
             with open(output) as f:
                 return f.read()
 
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while printed().count("waiting") < 4:
             self.assertLess(time.monotonic(), end)
             time.sleep(0.2)
-        subprocess.run(["scancel", "--signal=TERM", job], check=True)
+        subprocess.run(["scancel", *words, job], check=True)
         state = ""
         while not re.search("JobState=PENDING .* Restarts=1 ", state):
             self.assertLess(time.monotonic(), end, state)
@@ -141,6 +141,11 @@ class ClusterTest(unittest.TestCase):
         text = printed()
         self.assertEqual(len(re.findall(r"rank \d saved", text)), 4, text)
         self.assertIn("saved and stopped by Slurm: goes back into the queue", text)
+
+    def test_a_job_stopped_by_its_time_limit_goes_back_into_the_queue(self):
+        # What a time limit does: SIGTERM to the ranks, not to the batch script; or SIGUSR1 to that alone.
+        self.stop_a_job("srun", "--signal=TERM")
+        self.stop_a_job("mpirun", "--signal=USR1", "--batch")
 
     def test_z_a_node_that_dies_is_no_success(self):
         # Last, as the node does not come back. srun returns 0 here.

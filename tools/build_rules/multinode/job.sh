@@ -5,12 +5,13 @@
 # made, and at the end removed, one of this run, LOCKSTEP_RUN.
 #
 # Exit status: 0 if all ranks ended with 0, whatever srun or mpirun say; else that of the first rank
-# that failed. 75 (EX_TEMPFAIL) means: saved and stopped, start me again. That is done MAX_RESTARTS
-# times, in the same job, or where Slurm stopped a batch job (time limit) by putting it back into the
+# that failed. 75 (kExitToBeContinued of parallel/checkpoint) means: saved and stopped, start me again.
+# That is done MAX_RESTARTS times, in the same job, or where Slurm stopped a batch job (time limit) by putting it back into the
 # queue. LOCKSTEP_RESTARTS tells the ranks how many restarts there were.
 #
 # SIGINT, SIGTERM, SIGHUP: the ranks get SIGTERM, and LOCKSTEP_GRACE_SECONDS (30) to save; a second
-# signal ends them at once. In a batch job Slurm tells them itself.
+# signal ends them at once. In a batch job Slurm tells them itself. Across nodes mpirun passes on
+# SIGUSR1 in the place of SIGTERM, and so does this script.
 set -u
 name=$1 runs=$2 ranks=$3 max_restarts=$4
 shift 4
@@ -55,8 +56,9 @@ trap 'stop 1' HUP
 trap 'stop 2' INT
 trap 'stop 15' TERM
 
-# SIGTERM to the ranks, which SIGTERM to srun or mpirun would kill. False: it cannot be done, as none
-# has started, or some run elsewhere and not under srun.
+trap 'touch "$run/stopped"; kill -USR1 $launcher' USR1
+
+# Tells the ranks to stop; SIGTERM to srun or mpirun would end them. False: none has started.
 tell_ranks() {
   local file host process
   if [[ -e $run/step ]]; then
@@ -64,11 +66,14 @@ tell_ranks() {
     return $?  # a bare one, in a trap, returns the status from before the trap
   fi
   [[ $(find "$run/started" -type f | wc -l) == "$ranks" ]] || return 1
+  touch "$run/stopped"
   for file in "$run"/started/*; do
     read -r host process <"$file"
-    [[ $host == "$(uname -n)" ]] || return 1
+    if [[ $host != "$(uname -n)" ]]; then
+      kill -USR1 "$launcher"
+      return $?
+    fi
   done
-  touch "$run/stopped"
   for file in "$run"/started/*; do
     read -r host process <"$file"
     kill -TERM -- "-$process" 2>/dev/null || pkill -TERM -P "$process"

@@ -117,8 +117,9 @@ class Run:
     def __init__(self, config: Dict[str, Any], runfiles: str, words: List[str]):
         self.config = config
         self.args = arguments.parse(words, config)
-        self.site = site_file.read(self.args.site)
         self.folder = os.environ.get("BUILD_WORKING_DIRECTORY") or os.getcwd()
+        site = self.args.site
+        self.site = site_file.read(os.path.join(self.folder, os.path.expanduser(site)) if site else None)
         self.runfiles = runfiles
 
     def _program(self, root: str) -> script.Program:
@@ -135,7 +136,7 @@ class Run:
         return self._program(root)
 
     def _script(self, program: script.Program, launcher: str, mpi: str, batch_job: bool) -> str:
-        values = script.environment(self.args, self.site, program, launcher)
+        values = script.environment(self.args, self.site, program, launcher, self.folder)
         runs = os.path.join(self.site.stage_directory, "runs")
         if launcher == "srun":
             launch = script.srun_words(self.args, mpi)
@@ -157,7 +158,7 @@ class Run:
         launcher, mpi = _choose_launcher(self.args, self.site)
         program = self._staged()
         text = self._script(program, launcher, mpi, batch_job=True)
-        words = script.sbatch_words(self.args, self.site, program)
+        words = script.sbatch_words(self.args, self.site, program, launcher)
         if self.args.dry_run:
             print("cd %s &&" % script.command_text([self.folder]))
             print(script.command_text(words) + " <<'END_OF_SCRIPT'\n" + text + "END_OF_SCRIPT")
@@ -180,7 +181,7 @@ class Run:
 
     def local(self, why: str) -> int:
         program = self._program(self.runfiles)
-        values = script.environment(self.args, self.site, program, "mpirun")
+        values = script.environment(self.args, self.site, program, "mpirun", self.folder)
         values.pop("OMP_NUM_THREADS", None)  # of a node's cores, not of this host's
         values["LOCKSTEP_RANKS_PER_NODE"] = str(self.args.ranks)
         values.update(_local_environment())

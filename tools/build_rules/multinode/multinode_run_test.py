@@ -96,8 +96,12 @@ class MultinodeRunTest(unittest.TestCase):
         self.make("mpirun")
         folder = os.path.join(self.fakes.home, "a folder")
         os.mkdir(folder)
-        done = self.run_it(BUILD_WORKING_DIRECTORY=folder)
+        with open(folder + "/my.conf", "w") as f:
+            f.write("[environment]\nOF_SITE = mine\n")
+        done = self.run_it("--site=my.conf", "--log_dir=logs", BUILD_WORKING_DIRECTORY=folder)
         self.assertEqual({rank["cwd"] for rank in done.ranks()}, {folder}, done.err)
+        self.assertEqual({rank["env"]["OF_SITE"] for rank in done.ranks()}, {"mine"})
+        self.assertEqual(len(os.listdir(folder + "/logs")), 8)
 
     def test_the_mpi_kind(self):
         self.make(*SLURM, "mpirun")
@@ -269,7 +273,7 @@ class MultinodeRunTest(unittest.TestCase):
                                (["--ranks_per_node", "x"], "--ranks_per_node=x: give a whole number from 1 up"),
                                (["--max_restarts"], "--max_restarts needs a value"), (["--local=1"], "--local takes no value"),
                                (["--launcher=ssh"], "--launcher=ssh: choose auto, srun or mpirun"),
-                               (["--time_limit=1h"], "--time_limit=1h: give minutes, hours:minutes:seconds or "
+                               (["--time=1h"], "--time=1h: give minutes, hours:minutes:seconds or "
                                 "days-hours:minutes:seconds"),
                                (["--hosts=a,,b"], "--hosts=a,,b: give names of hosts, as in --hosts=a,b"),
                                (["--log_ranks=x"], "--log_ranks=x: give ranks, as in --log_ranks=0,1, or all"),

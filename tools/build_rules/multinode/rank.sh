@@ -3,7 +3,7 @@
 #
 # Runs the program and writes "STATUS HOST" to $LOCKSTEP_RUN/ended/RANK when it has ended. That is how
 # job.sh knows: srun returns 0 after a node was killed, and 143 in the place of the first bad status.
-# SIGTERM and the like reach the program too, from Slurm and from mpirun; this shell outlives it.
+# SIGTERM and SIGUSR1 reach the program too, from Slurm and from mpirun; this shell outlives it.
 #
 # LOCKSTEP_LOG_RANKS=0,3 or all: shows the stdout of these ranks only, and the stderr of all, each line
 # after "[RANK] ". LOCKSTEP_LOG_DIR: a directory for rank3.out and rank3.err, of all ranks.
@@ -16,7 +16,7 @@ run=$LOCKSTEP_RUN
 stopped() {
   [[ -n $(ls -A "$run/ended" 2>/dev/null) ]] || touch "$run/stopped"
 }
-trap stopped TERM
+trap stopped TERM USR1
 trap : INT HUP
 
 # mpirun gives each rank a terminal, which passes on a line and its end in two parts: lines of
@@ -36,7 +36,7 @@ fi
 
 # Lines pass whole. What copies them ends when the program has, not by signals.
 copy() {  # SUFFIX SHOWN
-  trap '' TERM INT HUP
+  trap '' TERM INT HUP USR1
   local file=/dev/null prefix=${LOCKSTEP_LOG_RANKS:+[$rank] }
   if [[ -n ${LOCKSTEP_LOG_DIR:-} ]]; then file=$LOCKSTEP_LOG_DIR/rank$rank.$1; fi
   if [[ $2 == yes ]]; then tee -a "$file" | sed -u "s/^/$prefix/"; else cat >>"$file"; fi
@@ -49,7 +49,7 @@ else
   case ,${LOCKSTEP_LOG_RANKS:-all}, in *,all,* | *,"$rank",*) shown=yes ;; esac
   {
     {
-      trap : TERM INT HUP
+      trap : TERM INT HUP USR1
       "$@" 2>&3 3>&- 4>&- | copy out $shown >&4 3>&- 4>&-
       exit "${PIPESTATUS[0]}"
     } 3>&1 | copy err yes >&2 4>&-

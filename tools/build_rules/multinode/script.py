@@ -31,7 +31,7 @@ def command_text(words: List[str], indent: str = "  ") -> str:
     return (" \\\n" + indent).join(lines)
 
 
-def environment(args: Arguments, site: Site, program: Program, launcher: str) -> Dict[str, str]:
+def environment(args: Arguments, site: Site, program: Program, launcher: str, folder: str) -> Dict[str, str]:
     """What the ranks find in their environment because of us. The site's word is the last."""
     values = {"RUNFILES_DIR": program.root, "LOCKSTEP_RANKS_PER_NODE": str(args.ranks_per_node)}
     if args.cpus_per_rank:
@@ -39,7 +39,8 @@ def environment(args: Arguments, site: Site, program: Program, launcher: str) ->
     if args.log_ranks:
         values["LOCKSTEP_LOG_RANKS"] = args.log_ranks
     if args.log_dir:
-        values["LOCKSTEP_LOG_DIR"] = os.path.abspath(args.log_dir)
+        values["LOCKSTEP_LOG_DIR"] = os.path.join(folder, args.log_dir)
+        values["LOCKSTEP_FLIGHT_DIR"] = values["LOCKSTEP_LOG_DIR"]
     if launcher == "srun":
         # Barriers of Slurm's PMIx plugin wait for no other node where TreeWidth, 50 by default, exceeds
         # the nodes of the step (seen in 22.05): MPI_Init then crashes now and then.
@@ -112,13 +113,15 @@ def job_script(args: Arguments, site: Site, program: Program, launch: List[str],
     return "\n".join(lines) + "\n"
 
 
-def sbatch_words(args: Arguments, site: Site, program: Program) -> List[str]:
+def sbatch_words(args: Arguments, site: Site, program: Program, launcher: str) -> List[str]:
     words = ["sbatch", "--parsable", "--job-name=" + program.name, "--output=%s-%%j.out" % program.name,
              "--open-mode=append"] + allocation_words(args, site)
     if args.time_limit:
         words.append("--time=" + args.time_limit)
     seconds = seconds_of(args.time_limit) if args.time_limit else 0
-    words.append("--signal=TERM@%d" % (min(_SECONDS_TO_SAVE, seconds // 4) if seconds else _SECONDS_TO_SAVE))
+    # To the ranks, or to job.sh, which tells mpirun.
+    number = "TERM" if launcher == "srun" else "B:USR1"
+    words.append("--signal=%s@%d" % (number, min(_SECONDS_TO_SAVE, seconds // 4) if seconds else _SECONDS_TO_SAVE))
     words.append("--requeue" if args.max_restarts else "--no-requeue")
     return words + site.slurm_options
 
