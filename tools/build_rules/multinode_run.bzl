@@ -19,12 +19,12 @@ def _implementation(ctx):
     config = ctx.actions.declare_file(ctx.label.name + ".multinode.json")
     ctx.actions.write(config, json.encode(dict(
         values,
-        args = [ctx.expand_location(arg, ctx.attr.data) for arg in ctx.attr.program_args],
+        args = ctx.attr.program_args,
         binary = _runfiles_path(ctx, ctx.executable.binary),
-        binary_label = str(ctx.attr.binary.label).replace("@//", "//"),
-        files = sorted([_runfiles_path(ctx, file) for file in program_files + ctx.files.data]),
+        binary_label = str(ctx.attr.binary.label).replace("@@//", "//").replace("@//", "//"),
+        files = sorted([_runfiles_path(ctx, file) for file in program_files]),
         job = _runfiles_path(ctx, ctx.file._job),
-        label = str(ctx.label).replace("@//", "//"),
+        label = str(ctx.label).replace("@@//", "//").replace("@//", "//"),
         name = ctx.label.name,
     )))
     launcher = ctx.actions.declare_file(ctx.label.name)
@@ -32,7 +32,7 @@ def _implementation(ctx):
         main = _runfiles_path(ctx, ctx.file._main),
         config = _runfiles_path(ctx, config),
     ), is_executable = True)
-    runfiles = ctx.runfiles(files = [config] + helpers + ctx.files._python + ctx.files.data)
+    runfiles = ctx.runfiles(files = [config] + helpers + ctx.files._python)
     return [DefaultInfo(executable = launcher, runfiles = runfiles.merge(binary.default_runfiles).merge(
         ctx.runfiles(transitive_files = binary.files),
     ))]
@@ -52,7 +52,6 @@ _multinode_run = rule(
     attrs = {
         "binary": attr.label(mandatory = True, executable = True, cfg = "target"),
         "cpus_per_rank": attr.int(default = 0),
-        "data": attr.label_list(allow_files = True),
         "gpus_per_rank": attr.int(default = 0),
         "launcher": attr.string(default = "auto", values = ["auto", "srun", "mpirun"]),
         "nodes": attr.int(default = 2),
@@ -93,9 +92,9 @@ def multinode_run(name, binary, args = [], **kwargs):
     Args:
       name: name of the target.
       binary: any executable target.
-      args: arguments for the program, before those of the command line; $(location) of `data` is expanded.
+      args: arguments for the program, before those of the command line.
       **kwargs: nodes (2), ranks_per_node (1), gpus_per_rank (0), cpus_per_rank (0: as Slurm gives), time_limit
-        ("": that of the partition), launcher ("auto", "srun" or "mpirun"; "auto": srun where it has PMIx), data
-        (files besides the runfiles of the binary), and what all rules have.
+        ("": that of the partition), launcher ("auto", "srun" or "mpirun"; "auto": srun where it has PMIx), and what
+        all rules have.
     """
     _multinode_run(name = name, binary = binary, program_args = args, **kwargs)

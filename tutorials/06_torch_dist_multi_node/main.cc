@@ -76,7 +76,7 @@ absl::Status AcrossNodes(comm::Communicator& world) {
   const double inside = Milliseconds(*node, large);
   const double across = Milliseconds(world, large);
   const size_t nodes = std::set<std::string>(hosts.begin(), hosts.end()).size();
-  Print(world, "all-reduce of %d KiB: %.2f ms inside a node, %.2f ms across %d node%s\n",
+  Print(world, "all-reduce of %d KiB: %.3f ms inside a node, %.3f ms across %d node%s\n",
         static_cast<int64_t>(absl::GetFlag(FLAGS_kib)), inside, across, nodes,
         nodes == 1 ? "" : "s");
   return absl::OkStatus();

@@ -86,7 +86,9 @@ class ClusterTest(unittest.TestCase):
     def test_restarts(self):
         for words, salloc in ((["--submit"], False), ([], True)):
             done = run("--do=two_restarts", "--max_restarts=2", *words, salloc=salloc)
-            self.assertEqual((done.status, len(done.hosts())), (0, 12), done.err)
+            self.assertEqual(done.status, 0, done.err)
+            # The ranks of earlier times may have been ended before they said anything.
+            self.assertEqual(done.out.count('"LOCKSTEP_RESTARTS": "2"'), 4, done.out)
 
     def test_ctrl_c_lets_all_ranks_save(self):
         # salloc stays outside: Ctrl-C is for what runs in it.
