@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -86,6 +87,13 @@ void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inpu
   const MixedPrecision& mixed = context_.options().mixed_precision;
   if (mixed.cast_inputs) CastTo(mixed.param, inputs);
   std::shared_ptr<Use> use;
+  const bool from_inputs = std::any_of(
+      inputs.begin(), inputs.end(), [](const at::Tensor* input) { return input->requires_grad(); });
+  if (!from_inputs) {
+    for (const auto& around : uses_) {
+      if (around != nullptr) around->ends_elsewhere = true;
+    }
+  }
   if (unit.has_frozen() && at::GradMode::is_enabled()) {
     use = std::make_shared<Use>();
     for (at::Tensor* input : inputs) {
@@ -143,7 +151,7 @@ void ShardedModel::PreBackward(size_t index, Use* use) {
     EnterBackward(unit);
     // An input that the Unit handed through: it has all its gradients already.
     if (unit.num_trainable() > 0 && unit.pending == 0 && unit.open_uses == 0) return;
-    // One without such inputs stays open to the end: Units inside it may come before its own.
+    // One without such inputs stays open to the end: backward ends in Units inside it.
     if (use != nullptr && use->backward != backwards_) {
       use->backward = backwards_;
       use->open = use->inputs;
@@ -155,7 +163,7 @@ void ShardedModel::PreBackward(size_t index, Use* use) {
 
 void ShardedModel::InputDone(size_t index, Use& use) {
   ShardedUnit& unit = *units_[index];
-  if (!in_backward_ || use.backward != backwards_ || --use.open > 0) return;
+  if (!in_backward_ || use.backward != backwards_ || --use.open > 0 || use.ends_elsewhere) return;
   Guarded(&unit, [&] {
     --unit.open_uses;
     if (unit.pending == 0) ReshardAfterBackward(unit);

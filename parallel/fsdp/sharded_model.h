@@ -46,6 +46,7 @@ class ShardedModel : public UnitEvents {
     int64_t backward = 0;  // the last one that came here
     int inputs = 0;        // that require gradients
     int open = 0;          // of these, in that backward, those whose gradients are still to come
+    bool ends_elsewhere = false;  // backward goes on in Units inside when these are there
   };
 
   static void ThrowGone();
