@@ -56,11 +56,11 @@ class ShardedModel;
 // parameters: where one does not, that is an error, which names the Unit (found by comparing
 // labels, see AllGatherInto: across nodes with LOCKSTEP_COMM_DEBUG=detail). A Unit that no rank
 // uses in a step gets no gradient, nor does a parameter. Units with frozen parameters, which
-// backward may need to its end, are freed when their inputs have their gradients, and where no
-// input requires one, at the end of backward; Units without, when their gradients are there: a
-// second use of a parameter by detach(), whose backward may come later, is an error then.
-// Parameters are frozen and unfrozen before Fsdp is made. A parameter that several Units share
-// belongs to the innermost Unit around all of them.
+// backward may need to its end, are freed when their inputs have their gradients, and at the end of
+// backward where no input requires one, theirs or that of a Unit inside; Units without, when their
+// gradients are there: a second use of a parameter by detach(), whose backward may come later, is
+// an error then. Parameters are frozen and unfrozen before Fsdp is made. A parameter that several
+// Units share belongs to the innermost Unit around all of them.
 //
 // BETWEEN steps the model's parameters have no memory: whoever touches them gets an exception that
 // says so. Read and write them by VisitState() and UpdateState(), or between Unshard() and

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "lockstep/tools/status/status_error.h"
@@ -52,6 +53,11 @@ void ShardedModel::Guarded(const ShardedUnit* unit, Body body) {
   }
 }
 
+ShardedModel::Source ShardedModel::SourceOf(const at::Tensor& tensor) {
+  if (tensor.grad_fn() != nullptr) return {tensor.grad_fn(), tensor.output_nr(), nullptr};
+  return {nullptr, 0, tensor.unsafeGetTensorImpl()};
+}
+
 void ShardedModel::ThrowGone() {
   throw StatusError(absl::FailedPreconditionError(
       "backward: the Fsdp strategy that the forward ran under has been destroyed"));
@@ -63,7 +69,7 @@ void ShardedModel::BeginForward() {
         "forward: the backward before it ended with an exception, so the ranks' gradients are "
         "incomplete: start again from the last good state with a new strategy"));
   }
-  uses_.clear();
+  running_.clear();
   forward_order_.Begin();
   DropPrefetched();
   for (const auto& unit : units_) {
@@ -80,12 +86,19 @@ void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inpu
   ShardedUnit& unit = *units_[index];
   Guarded(&unit, [&] {
     // Forwards inside backward recompute; some models call their Units and not the whole.
-    if (index == 0 || (uses_.empty() && !in_backward_)) BeginForward();
+    if (index == 0 || (running_.empty() && !in_backward_)) BeginForward();
     Need(index);
   });
   const MixedPrecision& mixed = context_.options().mixed_precision;
   if (mixed.cast_inputs) CastTo(mixed.param, inputs);
   std::shared_ptr<Use> use;
+  const bool from_inputs =
+      absl::c_any_of(inputs, [](const at::Tensor* input) { return input->requires_grad(); });
+  if (!from_inputs) {
+    for (const Running& around : running_) {
+      if (around.use != nullptr) around.use->ends_elsewhere = true;
+    }
+  }
   if (unit.has_frozen() && at::GradMode::is_enabled()) {
     use = std::make_shared<Use>();
     for (at::Tensor* input : inputs) {
@@ -98,14 +111,16 @@ void ShardedModel::PreForward(size_t index, const std::vector<at::Tensor*>& inpu
           });
     }
   }
-  uses_.push_back(std::move(use));
+  Running running = {.use = std::move(use)};
+  for (const at::Tensor* input : inputs) running.inputs.push_back(SourceOf(*input));
+  running_.push_back(std::move(running));
 }
 
 void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& outputs) {
   ShardedUnit& unit = *units_[index];
   const bool is_model = index == 0;
-  const std::shared_ptr<Use> use = std::move(uses_.back());
-  uses_.pop_back();
+  const Running running = std::move(running_.back());
+  running_.pop_back();
   bool backward_follows = false;
   if (at::GradMode::is_enabled()) {
     if (outputs.empty() && !unit.groups().empty()) {
@@ -118,10 +133,12 @@ void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& out
     if (is_model) CastTo(context_.options().mixed_precision.output, outputs);
     for (at::Tensor* output : outputs) {
       if (!output->requires_grad()) continue;
+      // An input that the Unit hands through: backward needs nothing of the Unit there.
+      if (absl::c_linear_search(running.inputs, SourceOf(*output))) continue;
       backward_follows = true;
       if (output->is_leaf()) *output = output->view_as(*output);
       output->register_hook(
-          [this, index, use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
+          [this, index, use = running.use, alive = std::weak_ptr<bool>(alive_)](const at::Tensor&) {
             if (alive.expired()) ThrowGone();
             PreBackward(index, use.get());
           });
@@ -134,16 +151,14 @@ void ShardedModel::PostForward(size_t index, const std::vector<at::Tensor*>& out
   const bool stays =
       is_model || !options.reshard_after_forward || options.sharding != Sharding::kFull;
   if (!backward_follows || !stays) Free(unit, /*until_backward=*/backward_follows);
-  if (!backward_follows && uses_.empty()) context_.timer().End();  // an evaluation is no step
+  if (!backward_follows && running_.empty()) context_.timer().End();  // an evaluation is no step
 }
 
 void ShardedModel::PreBackward(size_t index, Use* use) {
   ShardedUnit& unit = *units_[index];
   Guarded(&unit, [&] {
     EnterBackward(unit);
-    // An input that the Unit handed through: it has all its gradients already.
-    if (unit.num_trainable() > 0 && unit.pending == 0 && unit.open_uses == 0) return;
-    // One without such inputs stays open to the end: Units inside it may come before its own.
+    // One without such inputs stays open to the end: backward ends in Units inside it.
     if (use != nullptr && use->backward != backwards_) {
       use->backward = backwards_;
       use->open = use->inputs;
@@ -155,7 +170,7 @@ void ShardedModel::PreBackward(size_t index, Use* use) {
 
 void ShardedModel::InputDone(size_t index, Use& use) {
   ShardedUnit& unit = *units_[index];
-  if (!in_backward_ || use.backward != backwards_ || --use.open > 0) return;
+  if (!in_backward_ || use.backward != backwards_ || --use.open > 0 || use.ends_elsewhere) return;
   Guarded(&unit, [&] {
     --unit.open_uses;
     if (unit.pending == 0) ReshardAfterBackward(unit);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/parallel/fsdp/gather_order.h"
@@ -46,6 +47,17 @@ class ShardedModel : public UnitEvents {
     int64_t backward = 0;  // the last one that came here
     int inputs = 0;        // that require gradients
     int open = 0;          // of these, in that backward, those whose gradients are still to come
+    bool ends_elsewhere = false;  // backward goes on in Units inside when these are there
+  };
+
+  // Where a tensor's gradient goes: what produced it, and as which result; or itself.
+  using Source = std::tuple<std::shared_ptr<torch::autograd::Node>, int64_t, const void*>;
+  static Source SourceOf(const at::Tensor& tensor);
+
+  // A forward that is running.
+  struct Running {
+    std::shared_ptr<Use> use;  // null: not needed
+    std::vector<Source> inputs;
   };
 
   static void ThrowGone();
@@ -76,8 +88,8 @@ class ShardedModel : public UnitEvents {
   GatherOrder forward_order_;
   GatherOrder backward_order_;
   std::optional<size_t> prefetched_;
-  std::vector<std::shared_ptr<Use>> uses_;  // of the forwards that are running; null: not needed
-  std::deque<FlatGroup*> reduces_;          // under way, oldest first
+  std::vector<Running> running_;    // outermost first
+  std::deque<FlatGroup*> reduces_;  // under way, oldest first
   int64_t backwards_ = 0;
   bool in_backward_ = false;
   bool sync_ = true;         // the current backward reduces, and an optimizer's step follows
