@@ -164,8 +164,6 @@ absl::StatusOr<Command> MpirunCommand(const std::string& mpirun, int ranks, int 
   const int cores = CoreCount();
   variables.insert({"OMP_NUM_THREADS", absl::StrCat(std::max(1, cores / ranks))});
   if (ranks > cores) variables.insert({"OMPI_MCA_mpi_yield_when_idle", "1"});
-  // Seconds from SIGTERM to SIGKILL, to save in; below those after which supervise.cc ends mpirun.
-  variables.insert({"OMPI_MCA_odls_base_sigkill_timeout", "4"});
   // One host, also inside an allocation of a batch system: no ssh, no srun.
   variables.insert({"OMPI_MCA_plm", "isolated"});
   variables.insert({"OMPI_MCA_ras", "^slurm,tm,gridengine,lsf,alps"});

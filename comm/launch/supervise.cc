@@ -24,8 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// mpirun gives ranks four seconds between SIGTERM and SIGKILL, see relaunch.cc.
-constexpr auto kTimeToEnd = std::chrono::seconds(6);
+// mpirun gives ranks one second between SIGTERM and SIGKILL; it may take a while itself.
+constexpr auto kTimeToEnd = std::chrono::seconds(5);
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 int StatusCode(int wait_status) {
