@@ -27,9 +27,11 @@ struct CheckpointerOptions {
 //
 //   parallel::Fsdp fsdp(model, comm);
 //   parallel::optim::FusedAdamW optimizer(fsdp.named_parameters());
-//   auto checkpointer = ValueOrThrow(checkpoint::Checkpointer::Open(comm, {.directory =
-//   "runs/a"})); checkpoint::State state = {.strategy = &fsdp, .optimizer = &optimizer}; int64_t
-//   step = 0; if (auto loaded = ValueOrThrow(checkpointer->LoadLatest(state))) {
+//   auto checkpointer =
+//       ValueOrThrow(checkpoint::Checkpointer::Open(comm, {.directory = "runs/a"}));
+//   checkpoint::State state = {.strategy = &fsdp, .optimizer = &optimizer};
+//   int64_t step = 0;
+//   if (auto loaded = ValueOrThrow(checkpointer->LoadLatest(state))) {
 //     step = *loaded;
 //     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
 //   }
