@@ -36,9 +36,9 @@ struct RelaunchOptions {
 //  - all ranks return 0: exit status 0;
 //  - a rank returns N: the others are ended, status N, "rank 1 exited with status N" on stderr;
 //  - a rank dies by signal S: likewise with 128 + S and "rank 1 was killed by signal 9 (Killed)";
-//  - SIGINT, SIGTERM, SIGHUP or SIGQUIT to this process: the ranks get SIGTERM, and SIGKILL a
-//  second
-//    later; status 128 + signal. To end this process by SIGKILL ends them too.
+//  - SIGINT, SIGTERM, SIGHUP or SIGQUIT to this process: the ranks get SIGTERM, and have ten
+//    seconds to save what they want before they get SIGKILL, which a second signal to this process
+//    gives them at once; status 128 + signal. To end this process by SIGKILL ends them too.
 //
 // In ranks, stdout is line buffered, and stdin is empty.
 void RelaunchIfAlone(int& argc, char** argv, const RelaunchOptions& options = {});

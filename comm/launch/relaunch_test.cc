@@ -12,6 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "lockstep/comm/launch/program_under_test.h"
 
 namespace lockstep::launch::testing {
@@ -170,6 +172,26 @@ TEST_P(EndingSignalTest, EndsAll) {
 
 INSTANTIATE_TEST_SUITE_P(RelaunchTest, EndingSignalTest, ::testing::Values(SIGINT, SIGTERM, SIGHUP),
                          [](const auto& info) { return absl::StrCat("Signal", info.param); });
+
+TEST(RelaunchTest, RanksHaveTimeToSaveAtASignal) {
+  Program run("saves", {"--ranks=2"});
+  ASSERT_TRUE(run.Started(2)) << run.Err();
+  run.Kill(SIGTERM);
+  EXPECT_EQ(run.Wait(), 128 + SIGTERM);
+  EXPECT_EQ(run.Err(), "rank 0 saved\nrank 1 saved\n");
+  run.ExpectNothingLeft();
+}
+
+TEST(RelaunchTest, SecondSignalEndsAllAtOnce) {
+  Program run("saves", {"--ranks=2"});
+  ASSERT_TRUE(run.Started(2)) << run.Err();
+  run.Kill(SIGTERM);
+  absl::SleepFor(absl::Milliseconds(500));
+  run.Kill(SIGINT);
+  EXPECT_EQ(run.Wait(), 128 + SIGTERM);
+  EXPECT_FALSE(absl::StrContains(run.Err(), "saved")) << run.Err();
+  run.ExpectNothingLeft();
+}
 
 TEST(RelaunchTest, KilledParentEndsAll) {
   for (const std::string mode : {"wait", "stubborn"}) {

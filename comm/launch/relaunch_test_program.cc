@@ -32,6 +32,10 @@ int main(int argc, char** argv) {
     if (argument.rfind("--dir=", 0) == 0) dir = argument.substr(6);
   }
   if (mode != "no_mpi") MPI_Init(nullptr, nullptr);
+  sigset_t terminate;
+  sigemptyset(&terminate);
+  sigaddset(&terminate, SIGTERM);
+  if (mode == "saves") sigprocmask(SIG_BLOCK, &terminate, nullptr);
   lockstep::launch::testing::WriteScratch(dir, world->rank);
 
   const bool second = world->rank == 1;
@@ -44,6 +48,12 @@ int main(int argc, char** argv) {
     signal(SIGTERM, SIG_IGN);
     if (fork() == 0) setsid();
     while (true) pause();
+  }
+  if (mode == "saves") {  // for longer than mpirun would wait
+    int signal = 0;
+    sigwait(&terminate, &signal);
+    sleep(2 + world->rank);
+    std::fprintf(stderr, "rank %d saved\n", world->rank);
   }
   int value = world->rank + 1;
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

@@ -24,8 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// mpirun gives ranks one second between SIGTERM and SIGKILL; it may take a while itself.
-constexpr auto kTimeToEnd = std::chrono::seconds(5);
+// For ranks to save a checkpoint. mpirun, told to end, gives them one second and then kills them.
+constexpr auto kTimeToSave = std::chrono::seconds(10);
+constexpr auto kTimeToEnd = std::chrono::seconds(5);  // for mpirun
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 int StatusCode(int wait_status) {
@@ -53,8 +54,8 @@ void WriteAll(int fd, const std::string& text) {
   }
 }
 
-// Children of this process, adopted ones too, by a walk through /proc.
-std::vector<pid_t> Children() {
+// Those of `process`, adopted ones too, by a walk through /proc.
+std::vector<pid_t> ChildrenOf(pid_t process) {
   std::vector<pid_t> children;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
@@ -66,7 +67,7 @@ std::vector<pid_t> Children() {
     const size_t name_end = text.rfind(')');  // the name may hold anything
     int parent = 0;
     if (name_end != std::string::npos &&
-        std::sscanf(text.c_str() + name_end, ") %*c %d", &parent) == 1 && parent == getpid()) {
+        std::sscanf(text.c_str() + name_end, ") %*c %d", &parent) == 1 && parent == process) {
       children.push_back(pid);
     }
   }
@@ -80,7 +81,7 @@ void EndChildren(Clock::time_point deadline) {
     if (pid < 0 && errno == ECHILD) return;
     if (pid != 0) continue;
     if (Clock::now() >= deadline) {
-      for (const pid_t child : Children()) kill(child, SIGKILL);
+      for (const pid_t child : ChildrenOf(getpid())) kill(child, SIGKILL);
     }
     usleep(5000);
   }
@@ -116,7 +117,7 @@ class Guardian {
     signals_ = signalfd(-1, &handled_, SFD_CLOEXEC | SFD_NONBLOCK);
     while (!status_) {
       Wait();
-      if (deadline_ && Clock::now() >= *deadline_) kill(leader_, SIGKILL);
+      if (deadline_ && Clock::now() >= *deadline_) EndLeader();
     }
     EndChildren(Clock::now());
     while (CopyOutput()) {
@@ -162,11 +163,25 @@ class Guardian {
     while (read(signals_, &info, sizeof(info)) == sizeof(info)) {
       if (info.ssi_signo == SIGCHLD) {
         Reap();
+      } else if (deadline_) {
+        kill(leader_, SIGKILL);
       } else {
-        kill(leader_, SIGTERM);
-        deadline_ = Clock::now() + (deadline_ ? Clock::duration::zero() : kTimeToEnd);
+        EndRanks();
       }
     }
+  }
+
+  // Not by way of mpirun, which would leave them no time.
+  void EndRanks() {
+    const std::vector<pid_t> ranks = ChildrenOf(leader_);
+    for (const pid_t rank : ranks) kill(rank, SIGTERM);
+    deadline_ = Clock::now() + (ranks.empty() ? Clock::duration::zero() : kTimeToSave);
+  }
+
+  void EndLeader() {
+    kill(leader_, told_leader_ ? SIGKILL : SIGTERM);
+    told_leader_ = true;
+    deadline_ = Clock::now() + kTimeToEnd;
   }
 
   void Reap() {
@@ -194,7 +209,8 @@ class Guardian {
   bool pipe_open_ = true;
   BannerFilter filter_;
   std::optional<int> status_;
-  std::optional<Clock::time_point> deadline_;  // set once we were told to end
+  std::optional<Clock::time_point> deadline_;  // for the next step, once we were told to end
+  bool told_leader_ = false;
 };
 
 }  // namespace

@@ -14,7 +14,8 @@ struct Command {
 
 // Runs the command as a process group of its own, and waits until it and all processes that come
 // from it have ended. Returns its exit status, 128 + S where it ended by signal S or where this
-// process received S = SIGINT, SIGTERM, SIGHUP or SIGQUIT, which the command then gets as SIGTERM.
+// process received S = SIGINT, SIGTERM, SIGHUP or SIGQUIT. Then the children of the command get
+// SIGTERM, the command does ten seconds later, and at a second signal all get SIGKILL.
 //
 // Two processes guard the run, as each may be killed: this one, and a child of it which starts the
 // command, passes on its stderr less the banners of mpirun (BannerFilter), adopts the

@@ -30,7 +30,7 @@ namespace lockstep::tutorials {
 
 // "none,manual,ddp,fsdp": of StrategyNames().
 struct Strategies {
-  std::vector<std::string> names;
+  std::vector<std::string> names = {"none", "manual", "ddp", "fsdp"};
 };
 
 bool AbslParseFlag(absl::string_view text, Strategies* strategies, std::string* error) {
@@ -65,7 +65,7 @@ std::string AbslUnparseFlag(Dtype dtype) { return dtype.type == at::kDouble ? "f
 
 }  // namespace lockstep::tutorials
 
-ABSL_FLAG(lockstep::tutorials::Strategies, strategies, {{"none", "manual", "ddp", "fsdp"}},
+ABSL_FLAG(lockstep::tutorials::Strategies, strategies, {},
           "which to compare, separated by commas; there are zero1 and zero2 besides");
 ABSL_FLAG(lockstep::tutorials::Count, steps, 20, "steps under each strategy, two of them warm-up");
 ABSL_FLAG(lockstep::tutorials::Dtype, dtype, {},
