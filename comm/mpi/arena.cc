@@ -18,7 +18,7 @@ namespace lockstep::comm::mpi {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kKeptBytes = 32 << 20;
+constexpr int64_t kLeastKeptBytes = 32 << 20;
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
@@ -96,9 +96,9 @@ void* Arena::Allocate(int64_t bytes) {
     const int64_t offset = kept->first;
     kept_.erase(kept);
     kept_bytes_ -= size;
-    allocated_[offset] = size;
-    return base_ + offset;
+    return Take(offset, size);
   }
+  ReturnAllBut(KeptBeside(allocated_bytes_ + size));
   const auto find = [&] {
     return std::find_if(free_.begin(), free_.end(),
                         [size](const auto& hole) { return hole.second >= size; });
@@ -117,8 +117,18 @@ void* Arena::Allocate(int64_t bytes) {
   if (failed != 0) return nullptr;
   free_.erase(hole);
   if (room > size) free_[offset + size] = room - size;
+  return Take(offset, size);
+}
+
+void* Arena::Take(int64_t offset, int64_t size) {
   allocated_[offset] = size;
+  allocated_bytes_ += size;
+  peak_bytes_ = std::max(peak_bytes_, allocated_bytes_);
   return base_ + offset;
+}
+
+int64_t Arena::KeptBeside(int64_t allocated_bytes) const {
+  return std::max(kLeastKeptBytes, peak_bytes_ - allocated_bytes);
 }
 
 void Arena::Free(void* block) {
@@ -126,8 +136,9 @@ void Arena::Free(void* block) {
   const auto found = allocated_.find(OffsetOf(block));
   kept_.push_back(*found);
   kept_bytes_ += found->second;
+  allocated_bytes_ -= found->second;
   allocated_.erase(found);
-  ReturnAllBut(kKeptBytes);
+  ReturnAllBut(KeptBeside(allocated_bytes_));
 }
 
 void Arena::ReturnAllBut(int64_t bytes) {

@@ -43,8 +43,9 @@ class Arena {
   // `bytes` from a page's start on, uninitialised; null where there is no room or memory.
   void* Allocate(int64_t bytes);
 
-  // Gives the memory of a block back to the system, but for the 32 MiB that were freed last: new
-  // pages cost more than copying does.
+  // Keeps the memory of a block for the next one of its size, as new pages cost more than copying
+  // does. Blocks and what is kept never take more than the most that blocks took at once, or 32 MiB
+  // more than they take now, where that is more: what was freed first goes back to the system.
   void Free(void* block);
 
   // Whether [data, data + bytes) lies in the arena.
@@ -59,15 +60,21 @@ class Arena {
 
   char* const base_;
   const Handle handle_;
-  // Give a block back to the system, and make it part of what is free. Need mutex_.
+  // All of these need mutex_.
+  void* Take(int64_t offset, int64_t size);
+  // Give a block back to the system, and make it part of what is free.
   void Return(int64_t offset, int64_t size);
   void ReturnAllBut(int64_t bytes);
+  // How much may be kept besides blocks of so many bytes.
+  int64_t KeptBeside(int64_t allocated_bytes) const;
 
   std::mutex mutex_;
   std::map<int64_t, int64_t> free_;               // bytes by offset; no two touch
   std::map<int64_t, int64_t> allocated_;          // likewise
   std::deque<std::pair<int64_t, int64_t>> kept_;  // freed ones with their memory, the oldest first
   int64_t kept_bytes_ = 0;
+  int64_t allocated_bytes_ = 0;
+  int64_t peak_bytes_ = 0;  // of allocated_bytes_
 };
 
 }  // namespace lockstep::comm::mpi

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,6 @@ std::unique_ptr<Arena> MakeArena(int64_t pages) {
   return *std::move(arena);
 }
 
-// In units of 9 MiB, of which no four are kept.
 TEST(ArenaTest, FreedNeighboursBecomeOneBlock) {
   constexpr int64_t kUnit = 9 << 20;
   const auto arena = MakeArena(1 + 4 * kUnit / kPage);
@@ -51,6 +51,27 @@ TEST(ArenaTest, WhatWasFreedLastIsReusedAsItIs) {
   EXPECT_NE(arena->Allocate(2 * kPage), block);
   EXPECT_EQ(arena->Allocate(3 * kPage), block);
   EXPECT_EQ(block[0], 7);
+}
+
+TEST(ArenaTest, KeepsNoMoreThanWasOnceAllocated) {
+  constexpr int64_t kUnit = 20 << 20;
+  const auto arena = MakeArena(100 * kUnit / kPage);
+  const auto used = [&] {
+    struct stat status {};
+    EXPECT_EQ(fstat(static_cast<int>(arena->handle().descriptor), &status), 0);
+    return (status.st_blocks * 512 - kPage) / kUnit;
+  };
+  void* blocks[4];
+  for (void*& block : blocks) block = arena->Allocate(kUnit);
+  for (void* block : blocks) arena->Free(block);
+  EXPECT_EQ(used(), 4);
+  void* other = arena->Allocate(3 * kUnit);  // another size, so that it is none of the four
+  EXPECT_EQ(used(), 4);
+  void* more = arena->Allocate(2 * kUnit);
+  EXPECT_EQ(used(), 6);  // 5, and one of the four: 20 of the least 32 MiB
+  arena->Free(more);
+  arena->Free(other);
+  EXPECT_EQ(used(), 5);
 }
 
 TEST(ArenaTest, KnowsWhatIsItsOwn) {
