@@ -73,5 +73,6 @@ class MultinodeTest(unittest.TestCase):
 
 if __name__ == "__main__":
     if "LOCAL_CLUSTER_DIR" not in os.environ:
-        os.execv("tools/slurm/local_cluster", ["local_cluster", "--share", FOLDER, "--", "python3", __file__])
+        sources = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..")  # which may be in /tmp
+        os.execv("tools/slurm/local_cluster", ["local_cluster", "--share", FOLDER, "--share", sources, "--", "python3", __file__])
     unittest.main()

@@ -162,6 +162,7 @@ class ClusterTest(unittest.TestCase):
 
 if __name__ == "__main__":
     if "LOCAL_CLUSTER_DIR" not in os.environ:
-        os.execv("tools/slurm/local_cluster", ["local_cluster", "--share", FOLDER, "--conf", "KillWait=20", "--conf",
+        sources = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../..")  # which may be in /tmp
+        os.execv("tools/slurm/local_cluster", ["local_cluster", "--share", FOLDER, "--share", sources, "--conf", "KillWait=20", "--conf",
                                                "SlurmdTimeout=10", "--", "python3", __file__])
     unittest.main()
