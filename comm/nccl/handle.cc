@@ -1,0 +1,139 @@
+#include "lockstep/comm/nccl/handle.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace lockstep::comm::nccl {
+namespace {
+
+constexpr absl::Duration kMinPause = absl::Microseconds(20);
+constexpr absl::Duration kMaxPause = absl::Milliseconds(2);
+constexpr absl::Duration kMaxFlush = absl::Seconds(5);
+
+// How long Abort waits for a call of another thread to notice it. One that does not is inside NCCL,
+// and then only the abort itself ends it.
+constexpr std::chrono::milliseconds kNotice(500);
+
+absl::StatusCode CodeOf(Result result) {
+  switch (result) {
+    case Result::kRemoteError:
+    case Result::kSystemError:
+      return absl::StatusCode::kUnavailable;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Handle>> Handle::Make(std::shared_ptr<Library> library) {
+  absl::StatusOr<Stream> stream = library->CreateStream();
+  if (!stream.ok()) return stream.status();
+  return std::shared_ptr<Handle>(new Handle(std::move(library), *stream));
+}
+
+Handle::Handle(std::shared_ptr<Library> library, Stream stream)
+    : library_(std::move(library)), stream_(stream) {}
+
+Handle::~Handle() { library_->DestroyStream(stream_); }
+
+absl::Status Handle::Error(const std::string& what, Result result, Comm comm) {
+  std::string message = absl::StrCat(what, ": NCCL: ", library_->ErrorString(result));
+  const std::string last = library_->LastError(comm);
+  if (!last.empty()) absl::StrAppend(&message, ": ", last);
+  return absl::Status(CodeOf(result), message);
+}
+
+absl::Status Handle::Finish(const std::string& what, Result result, Comm comm, const Stop& stop) {
+  absl::Duration pause = kMinPause;
+  while (result == Result::kInProgress) {
+    if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
+    if (absl::Status status = stop(); !status.ok()) return status;
+    const Result asked = library_->GetAsyncError(comm, &result);
+    if (asked != Result::kSuccess) return Error(what, asked, comm);
+    if (result != Result::kInProgress) break;
+    absl::SleepFor(pause);
+    pause = std::min(pause * 2, kMaxPause);
+  }
+  return result == Result::kSuccess ? absl::OkStatus() : Error(what, result, comm);
+}
+
+absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& stop) {
+  const std::string what = "joining the other ranks";
+  std::lock_guard<std::timed_mutex> lock(use_);
+  if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
+  const Result result = library_->CommInitRank(&made_, size, id, rank);
+  comm_ = made_;
+  return Finish(what, result, made_, stop);
+}
+
+absl::Status Handle::Split(int color, int key, Handle* part, const Stop& stop) {
+  const std::string what = "splitting";
+  std::lock_guard<std::timed_mutex> lock(use_);
+  const Comm comm = comm_.load();
+  if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
+  made_ = nullptr;
+  const Result result = library_->CommSplit(comm, color, key, &made_);
+  absl::Status status = Finish(what, result, comm, stop);
+  if (!status.ok() || part == nullptr) return status;
+  std::lock_guard<std::timed_mutex> part_lock(part->use_);
+  part->comm_ = made_;
+  return part->Finish(what, Result::kInProgress, made_, stop);
+}
+
+absl::Status Handle::Call(const std::string& what, const std::function<Result(Comm)>& call,
+                          const Stop& stop) {
+  std::lock_guard<std::timed_mutex> lock(use_);
+  const Comm comm = comm_.load();
+  if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
+  return Finish(what, call(comm), comm, stop);
+}
+
+absl::Status Handle::AsyncError() {
+  // Who holds the lock looks himself.
+  std::unique_lock<std::timed_mutex> lock(use_, std::try_to_lock);
+  if (!lock.owns_lock()) return absl::OkStatus();
+  const Comm comm = comm_.load();
+  if (aborted_.load() || comm == nullptr) return absl::OkStatus();
+  Result error = Result::kSuccess;
+  const Result asked = library_->GetAsyncError(comm, &error);
+  if (asked != Result::kSuccess) return Error("asking for errors", asked, comm);
+  if (error == Result::kSuccess || error == Result::kInProgress) return absl::OkStatus();
+  return Error("in the background", error, comm);
+}
+
+bool Handle::TryClose() {
+  std::unique_lock<std::timed_mutex> lock(use_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  const Comm comm = comm_.load();
+  if (aborted_.load() || comm == nullptr) return true;
+  Result state = Result::kSuccess;
+  if (closing_since_ == absl::InfiniteFuture()) {
+    closing_since_ = absl::Now();
+    state = library_->CommFinalize(comm);
+  } else if (library_->GetAsyncError(comm, &state) != Result::kSuccess) {
+    state = Result::kInternalError;
+  }
+  if (state == Result::kInProgress && absl::Now() - closing_since_ < kMaxFlush) return false;
+  if (state == Result::kSuccess) {
+    comm_ = nullptr;
+    library_->CommDestroy(comm);
+    return true;
+  }
+  lock.unlock();
+  Abort();  // destroying a communicator that is not flushed may never return
+  return true;
+}
+
+void Handle::Abort() {
+  if (aborted_.exchange(true)) return;
+  std::unique_lock<std::timed_mutex> lock(use_, kNotice);
+  const Comm comm = comm_.exchange(nullptr);
+  if (comm != nullptr) library_->CommAbort(comm);
+}
+
+}  // namespace lockstep::comm::nccl

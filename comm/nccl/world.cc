@@ -1,0 +1,192 @@
+#include "lockstep/comm/nccl/world.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "lockstep/comm/nccl/group.h"
+
+namespace lockstep::comm::nccl {
+namespace {
+
+constexpr std::chrono::microseconds kMinPause(20);
+constexpr std::chrono::microseconds kMaxPause(1000);
+
+}  // namespace
+
+State::State(std::shared_ptr<Group> group, Operation operation)
+    : world_(group->world),
+      issued_(absl::Now()),
+      origin_(world_->library->CurrentStream()),
+      group_(std::move(group)),
+      operation_(std::move(operation)) {
+  absl::StatusOr<Event> event = world_->library->CreateEvent();
+  if (event.ok()) event_ = *event;
+  prepared_ = event.ok() ? world_->library->RecordEvent(event_, origin_) : event.status();
+}
+
+State::~State() {
+  if (event_ != nullptr) world_->library->DestroyEvent(event_);
+}
+
+absl::Status State::Wait() {
+  if (operation().kind == OperationKind::kBarrier) return WaitOnHost();
+  const auto started_or_done = [this] { return started() || IsDone(); };
+  while (!started_or_done()) BlockUntil(std::chrono::steady_clock::now() + kMaxPause);
+  if (IsDone()) return Observe();
+  const Stream current = world_->library->CurrentStream();
+  absl::Status status = world_->library->WaitEvent(current, event_);
+  if (status.ok()) status = Poll();
+  if (!status.ok()) world_->BreakEverywhere(status);
+  if (IsDone() || world_->is_broken()) return WorkState::Wait();
+  // The allocator hands their memory out again in the order of the stream that they were made for.
+  if (current == origin_) DropTensors();
+  return absl::OkStatus();
+}
+
+absl::Status State::WaitOnHost() {
+  auto pause = kMinPause;
+  while (!IsDone() && !BlockUntil(std::chrono::steady_clock::now() + pause)) {
+    pause = std::min(pause * 2, kMaxPause);
+    if (!started() || world_->is_broken()) continue;
+    if (absl::Status status = Poll(); !status.ok()) world_->BreakEverywhere(status);
+  }
+  return Observe();
+}
+
+absl::Status State::Started(Stream stream) {
+  absl::Status status = world_->library->RecordEvent(event_, stream);
+  if (status.ok()) started_.store(true, std::memory_order_release);
+  return status;
+}
+
+absl::Status State::Poll() {
+  if (IsDone() || !started()) return absl::OkStatus();
+  absl::StatusOr<bool> done = world_->library->QueryEvent(event_);
+  if (!done.ok()) return done.status();
+  // What an abort has ended is not done: who breaks the world says so first.
+  if (!*done || world_->is_broken() || ended_.exchange(true)) return absl::OkStatus();
+  std::shared_ptr<Group> group;  // goes without the mutex
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    group.swap(group_);
+  }
+  if (group != nullptr) group->control->Completed();
+  DropTensors();
+  Finish(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void State::Fail(const absl::Status& reason) {
+  Finish(reason);
+  std::shared_ptr<Group> group;  // goes without the mutex
+  std::lock_guard<std::mutex> lock(mutex_);
+  group.swap(group_);
+}
+
+bool State::Released() {
+  if (!started()) return true;
+  absl::StatusOr<bool> done = world_->library->QueryEvent(event_);
+  return done.ok() && *done;
+}
+
+Operation State::operation() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return operation_;
+}
+
+std::shared_ptr<Group> State::group() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return group_;
+}
+
+absl::Duration State::age() const { return absl::Now() - issued_; }
+
+// Leaves what messages need: dtype and shape.
+void State::DropTensors() {
+  at::Tensor input, output;  // freed without the mutex
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::swap(input, operation_.input);
+  std::swap(output, operation_.output);
+  const at::Tensor& subject = input.defined() ? input : output;
+  if (!subject.defined()) return;
+  operation_.input = at::empty(subject.sizes(), subject.options().device(at::kMeta));
+}
+
+bool World::Break(const absl::Status& reason) {
+  std::vector<std::shared_ptr<State>> all;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!broken.ok()) return false;
+    broken = reason;
+    is_broken_.store(true, std::memory_order_release);
+    must_abort = true;
+    all.swap(pending);
+    failed.insert(failed.end(), all.begin(), all.end());
+    wake.notify_all();
+  }
+  for (const auto& state : all) state->Fail(reason);
+  return true;
+}
+
+void World::BreakEverywhere(const absl::Status& reason, const absl::Status& told) {
+  if (!Break(reason)) return;
+  ControlPlane* plane_now = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    plane_now = plane.get();
+    // The watchdog, which ends the plane, stays.
+    ++groups;
+  }
+  if (plane_now != nullptr) plane_now->Abort(told);
+  RemoveGroup();
+}
+
+absl::Status World::BrokenStatus() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return broken;
+}
+
+Handle::Stop World::StopAt(absl::Time deadline) {
+  return [this, deadline]() -> absl::Status {
+    if (is_broken()) return BrokenStatus();
+    return absl::Now() > deadline ? absl::DeadlineExceededError("") : absl::OkStatus();
+  };
+}
+
+absl::Status World::AddPending(const std::shared_ptr<State>& state) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!broken.ok()) return broken;
+  if (pending.empty()) wake.notify_all();
+  pending.push_back(state);
+  return absl::OkStatus();
+}
+
+absl::Status World::AddHandle(const std::shared_ptr<Handle>& handle) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!broken.ok()) return broken;
+  handles.insert(handle);
+  return absl::OkStatus();
+}
+
+void World::Retire(const std::shared_ptr<Handle>& handle) {
+  std::lock_guard<std::mutex> lock(mutex);
+  retired.push_back(handle);
+  wake.notify_all();
+}
+
+void World::AddGroup() {
+  std::lock_guard<std::mutex> lock(mutex);
+  ++groups;
+}
+
+void World::RemoveGroup() {
+  std::lock_guard<std::mutex> lock(mutex);
+  --groups;
+  wake.notify_all();
+}
+
+}  // namespace lockstep::comm::nccl
