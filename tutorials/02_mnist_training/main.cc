@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/file.h"
+#include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/data_flag.h"
 #include "lockstep/tutorials/common/device_flag.h"
@@ -118,12 +118,7 @@ absl::Status Train() {
         optimizer.step();
 
         loss_sum += loss.item<double>();
-        if (!std::isfinite(loss_sum)) {
-          return absl::OutOfRangeError(absl::StrFormat(
-              "the loss of step %d in epoch %d is no number any more: try a smaller --lr than %g",
-              step + 1, epoch, absl::GetFlag(FLAGS_lr).value));
-        }
-        ++step;
+        CheckLoss(loss_sum, ++step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
         if (checkpoints.IsDue(++steps_made)) {
           state.notes = {{"position", data::ToString(loader.position())},

@@ -5,7 +5,6 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +22,7 @@
 #include "lockstep/parallel/ddp/ddp.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/flag_types.h"
@@ -115,11 +115,7 @@ absl::Status Train(comm::Communicator& world) {
         loss_sum += loss.item<double>();
         waited += ddp.last_step().exposed;
         ++step;
-        if (!std::isfinite(loss_sum)) {
-          return absl::OutOfRangeError(absl::StrFormat(
-              "the loss of step %d in epoch %d is no number any more: try a smaller --lr than %g",
-              step, epoch, absl::GetFlag(FLAGS_lr).value));
-        }
+        CheckLoss(loss_sum, step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step - first)));
         if (checkpoints.IsDue(++steps_made)) {
           state.notes["position"] = data::ToString(loader.position());

@@ -26,12 +26,17 @@ absl::StatusOr<Evaluation> Evaluate(const models::Classifier& model,
   at::Tensor sums = at::zeros({2}, at::kDouble);
   data::Batch batch;
   const int64_t stride = kRowsAtOnce * world.size();
-  for (int64_t begin = kRowsAtOnce * world.rank(); begin < dataset->size(); begin += stride) {
-    std::vector<int64_t> rows(std::min(kRowsAtOnce, dataset->size() - begin));
-    std::iota(rows.begin(), rows.end(), begin);
+  for (int64_t round = 0; round < dataset->size(); round += stride) {
+    // A rank that has no rows left takes the first one again, for nothing: under FSDP the others'
+    // forward needs its shards.
+    const int64_t begin = round + kRowsAtOnce * world.rank();
+    const bool is_left = begin < dataset->size();
+    std::vector<int64_t> rows(is_left ? std::min(kRowsAtOnce, dataset->size() - begin) : 1);
+    std::iota(rows.begin(), rows.end(), is_left ? begin : 0);
     if (absl::Status status = dataset->ReadInto(rows, batch); !status.ok()) return status;
     const at::Tensor labels = batch["labels"].to(world.device());
     const at::Tensor logits = model.forward(batch["images"].to(world.device()));
+    if (!is_left) continue;
     const at::Tensor loss =
         at::cross_entropy_loss(logits, labels, /*weight=*/{}, at::Reduction::Sum);
     sums[0] += loss.item<double>();

@@ -15,7 +15,8 @@ struct Evaluation {
 };
 
 // How well a model does on a whole data set, with fields "images" and "labels", that it does not
-// learn. The ranks of `world` take a hundred rows in turn; each row counts once. Collective.
+// learn. The ranks of `world` take a hundred rows in turn; each row counts once, and all ranks run
+// forward equally often, which FSDP needs. Collective.
 //
 //   const Evaluation test = ValueOrThrow(Evaluate(model, test_set, world));
 absl::StatusOr<Evaluation> Evaluate(const models::Classifier& model,

@@ -1,0 +1,141 @@
+// Trains a classifier under DDP, which averages gradients while it computes them. README.md
+// explains it.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/mnist/mnist.h"
+#include "lockstep/data/sampler.h"
+#include "lockstep/models/classifier.h"
+#include "lockstep/parallel/ddp/ddp.h"
+#include "lockstep/parallel/optim/fused_adamw.h"
+#include "lockstep/tools/status/status_error.h"
+#include "lockstep/tutorials/common/check_loss.h"
+#include "lockstep/tutorials/common/checkpoint_flags.h"
+#include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/drift.h"
+#include "lockstep/tutorials/common/evaluate.h"
+#include "lockstep/tutorials/common/model_flag.h"
+#include "lockstep/tutorials/common/print.h"
+#include "lockstep/tutorials/common/progress.h"
+#include "lockstep/tutorials/common/training_flags.h"
+#include "lockstep/tutorials/common/world.h"
+
+ABSL_FLAG(uint64_t, epochs, 3, "passes over the training images; 0: only test");
+ABSL_FLAG(uint64_t, steps, 0, "end each epoch after this many batches; 0: after all of them");
+
+namespace lockstep::tutorials {
+namespace {
+
+absl::Status Train(comm::Communicator& world) {
+  // STEP 1: the data. All ranks see all images, and each one learns from a share of its own.
+  const std::string folder = absl::GetFlag(FLAGS_data);
+  const std::shared_ptr<data::Dataset> train_set =
+      ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTrain}));
+  const std::shared_ptr<data::Dataset> test_set =
+      ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTest}));
+  const data::DistributedSampler sampler({.size = train_set->size(),
+                                          .rank = world.rank(),
+                                          .world = world.size(),
+                                          .seed = absl::GetFlag(FLAGS_seed)});
+  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+
+  // STEP 2: the model. From here on, DDP sees to it that all ranks have the same one: it copies
+  // rank 0's weights to them, and averages gradients inside backward().
+  torch::manual_seed(absl::GetFlag(FLAGS_seed));
+  models::Classifier model = ValueOrThrow(models::Create(absl::GetFlag(FLAGS_model).value));
+  model.module->to(world.device());
+  parallel::Ddp ddp(model.module, world);
+  parallel::optim::FusedAdamW optimizer(ddp.named_parameters(),
+                                        {.lr = absl::GetFlag(FLAGS_lr).value});
+
+  // Where an earlier run ended early, go on as if it had not: see 02.
+  Checkpoints checkpoints(&world);
+  parallel::checkpoint::State state = {.strategy = &ddp, .optimizer = &optimizer};
+  int64_t steps_made = 0;
+  if (const auto resumed = checkpoints.Resume(state)) {
+    steps_made = *resumed;
+    ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
+    Print(world, "going on after step %d\n", steps_made);
+  }
+
+  const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_steps));
+  const int64_t steps = limit == 0 ? loader.batches_per_epoch() : limit;
+  const auto epochs = static_cast<int64_t>(absl::GetFlag(FLAGS_epochs));
+  for (int64_t epoch = loader.position().epoch + 1; epoch <= epochs; ++epoch) {
+    const absl::Time start = absl::Now();
+    absl::Duration communicated;  // a collective was under way
+    absl::Duration waited;        // of that, while this rank had nothing else to do
+    double loss_sum = 0;
+    const int64_t rows_a_step = absl::GetFlag(FLAGS_batch) * world.size();
+    const int64_t first =
+        (loader.position().rows + rows_a_step - 1) / rows_a_step;  // 0, or resumed
+    int64_t step = first;
+    {
+      Progress progress(absl::StrFormat("epoch %d", epoch), steps - first,
+                        {.enabled = world.rank() == 0 && launch::IsTerminal(2)});
+      for (const data::Batch& batch : loader) {
+        if (step == steps) break;
+        // STEP 3: the step of tutorial 02, to the letter. Gradients come last layer first; as soon
+        // as a bucket of them is full, its all-reduce starts, and backward goes on meanwhile.
+        optimizer.zero_grad();
+        const at::Tensor logits = model.forward(batch["images"].to(world.device()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+        loss.backward();
+        optimizer.step();
+
+        // STEP 4: how much of the communication went on behind backward?
+        communicated += ddp.last_step().communication;
+        waited += ddp.last_step().exposed;
+
+        loss_sum += loss.item<double>();
+        CheckLoss(loss_sum, ++step, epoch);
+        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step - first)));
+        if (checkpoints.IsDue(++steps_made)) {
+          state.notes["position"] = data::ToString(loader.position());
+          checkpoints.Save(steps_made, state);
+          if (checkpoints.stopped()) return absl::OkStatus();
+        }
+      }
+    }
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    loader.SetEpoch(epoch);
+
+    // STEP 5: the test images are shared out, too. The loss is that of rank 0's share.
+    const Evaluation test = ValueOrThrow(Evaluate(model, test_set, world));
+    Print(world,
+          "epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in %.1f s, "
+          "%.2f s of them waiting for gradients; %d all-reduces a step, %.0f %% hidden; weights "
+          "differ by %.3g %%\n",
+          epoch, loss_sum / std::max<int64_t>(step - first, 1), test.loss, test.accuracy,
+          step - first, seconds, absl::ToDoubleSeconds(waited), ddp.last_step().collectives,
+          100 * (1 - absl::FDivDuration(waited, std::max(communicated, absl::Nanoseconds(1)))),
+          Drift(ddp.parameters(), world));
+  }
+  state.notes["position"] = data::ToString(loader.position());
+  checkpoints.Finish(steps_made, state);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace lockstep::tutorials
+
+int main(int argc, char** argv) {
+  return lockstep::tutorials::RunRanks(
+      argc, argv,
+      {.summary = "trains a classifier under DDP, which averages gradients while it computes them.",
+       .example = "bazel run //tutorials:mnist_ddp -- --model=mlp --epochs=1"},
+      lockstep::tutorials::Train, {.default_ranks = 4});
+}
