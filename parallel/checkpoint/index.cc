@@ -1,13 +1,12 @@
 #include "lockstep/parallel/checkpoint/index.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "lockstep/parallel/checkpoint/checksum.h"
 #include "lockstep/parallel/checkpoint/safetensors_header.h"
 
 namespace lockstep::parallel::checkpoint {
@@ -17,10 +16,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "lockstep checkpoint";
 constexpr int kVersion = 1;
-
-uint32_t Checksum(const std::string& text) {
-  return crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size());
-}
 
 Json ToJson(const std::map<std::string, TensorInfo>& tensors) {
   Json json = Json::object();

@@ -1,7 +1,6 @@
 #include "lockstep/parallel/checkpoint/load.h"
 
 #include <ATen/ops/empty.h>
-#include <zlib.h>
 
 #include <mutex>
 #include <random>
@@ -11,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "lockstep/parallel/checkpoint/checksum.h"
 #include "lockstep/parallel/checkpoint/exchange.h"
 #include "lockstep/parallel/checkpoint/folder.h"
 #include "lockstep/parallel/checkpoint/shard_reader.h"
@@ -72,7 +72,7 @@ absl::Status CheckSame(const Index& index, const State& state, int rank) {
 
 // A seed that is another one on each rank, and the same whenever this checkpoint is loaded.
 uint64_t SeedFrom(const at::Tensor& saved, int rank) {
-  const uint32_t sum = crc32_z(0, saved.const_data_ptr<uint8_t>(), saved.nbytes());
+  const uint32_t sum = Checksum(saved.const_data_ptr(), saved.nbytes());
   std::seed_seq sequence{sum, static_cast<uint32_t>(rank)};
   uint32_t words[2];
   sequence.generate(words, words + 2);
@@ -108,9 +108,6 @@ absl::Status LoadGenerators(ShardReader& reader, const Index& index, State& stat
 absl::Status Read(const std::string& path, const Index& index, State& state,
                   const comm::Communicator& comm) {
   ShardReader reader(path, index);
-  for (const StateRange& range : WantedRanges(state, comm.rank())) {
-    reader.Expect(range.name, range.begin, range.values.numel());
-  }
   for (const StateRange& range : ModelRanges(*state.strategy)) {
     const absl::Status status = reader.Read(range.name, range.begin, range.values);
     if (!status.ok()) return status;
@@ -150,6 +147,9 @@ absl::StatusOr<int64_t> LoadCheckpoint(comm::Communicator& comm, const std::stri
   if (comm.rank() == 0) {
     index = ReadIndex(path);
     if (index.ok()) text = *FormatIndex(*index);
+  }
+  if (index.ok() && state.strategy == nullptr) {
+    index = absl::InvalidArgumentError("checkpoint: the state to load into has no strategy");
   }
   absl::Status status = Agree(comm, index.status());
   if (!status.ok()) return status;

@@ -26,10 +26,6 @@ class ShardReader {
   ShardReader(std::string folder, const Index& index);
   ~ShardReader();
 
-  // Says that these elements will be read after all for which it was said before: the disk then
-  // works ahead of the reader.
-  void Expect(const std::string& name, int64_t begin, int64_t count);
-
   // Fills `target`, of any device and any strides, with the elements from `begin` on of tensor
   // `name`, whose dtype it has. The tensor has them.
   absl::Status Read(const std::string& name, int64_t begin, const at::Tensor& target);
@@ -37,15 +33,7 @@ class ShardReader {
  private:
   class File;
 
-  // A chunk of a piece in its file.
-  struct Chunk {
-    size_t shard = 0;
-    uint64_t position = 0;
-    int64_t bytes = 0;
-  };
-
   absl::StatusOr<File*> Open(size_t shard);
-  void ReadAhead();
   absl::Status ReadPiece(size_t shard, const PieceInfo& piece, int64_t begin, int64_t end,
                          const at::Tensor& target);
 
@@ -54,9 +42,6 @@ class ShardReader {
   std::map<std::string, std::vector<std::pair<size_t, const PieceInfo*>>> pieces_;  // by tensor
   std::map<size_t, std::unique_ptr<File>> files_;                                   // that are open
   at::Tensor chunk_;
-  std::vector<Chunk> expected_;
-  size_t read_ = 0;   // of these
-  size_t asked_ = 0;  // of these, from the disk
 };
 
 }  // namespace lockstep::parallel::checkpoint

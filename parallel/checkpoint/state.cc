@@ -1,11 +1,10 @@
 #include "lockstep/parallel/checkpoint/state.h"
 
-#include <zlib.h>
-
 #include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lockstep/parallel/checkpoint/checksum.h"
 #include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel::checkpoint {
@@ -23,10 +22,9 @@ StateRange::Part PartOf(const StateRange& range, bool trainable) {
   const int64_t bytes = count * static_cast<int64_t>(range.values.element_size());
   if (bytes < (trainable ? kBytesToShare : kUntrainedBytesToShare)) {
     // By name, so that all agree and each gets some.
-    const auto* name = reinterpret_cast<const Bytef*>(range.name.data());
-    const uLong writer =
-        trainable ? crc32_z(0, name, range.name.size()) % static_cast<uLong>(range.replicas) : 0;
-    return {.from = 0, .count = writer == static_cast<uLong>(range.replica) ? count : 0};
+    const auto replicas = static_cast<uint32_t>(range.replicas);
+    const uint32_t writer = trainable ? Checksum(range.name) % replicas : 0;
+    return {.from = 0, .count = writer == static_cast<uint32_t>(range.replica) ? count : 0};
   }
   const int64_t from = count * range.replica / range.replicas;
   return {.from = from, .count = count * (range.replica + 1) / range.replicas - from};
