@@ -10,6 +10,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -86,11 +87,13 @@ absl::Status Train() {
       .strategy = &none,
       .optimizer = &optimizer,
       .generators = {at::globalContext().defaultGenerator(ChosenDevice())}};
-  double loss_sum = 0;  // of the epoch so far
+  int64_t step = 0;     // of the epoch
+  double loss_sum = 0;  // of these
   int64_t steps_made = 0;
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
+    step = std::stoll(state.notes["step"]);
     loss_sum = std::stod(state.notes["loss_sum"]);
     absl::PrintF("going on after step %d\n", steps_made);
   } else {
@@ -103,12 +106,10 @@ absl::Status Train() {
   const int64_t epochs = absl::GetFlag(FLAGS_epochs);
   for (int64_t epoch = loader.position().epoch + 1; epoch <= epochs; ++epoch) {
     const absl::Time start = absl::Now();
-    const int64_t batch_size = absl::GetFlag(FLAGS_batch);
-    int64_t step = (loader.position().rows + batch_size - 1) / batch_size;  // 0, or resumed
     {
       Progress progress(absl::StrFormat("epoch %d", epoch), steps - step);
       for (const data::Batch& batch : loader) {
-        if (step == steps) break;
+        if (limit > 0 && step >= limit) break;
         // STEP 5: forward to the loss of one batch, backward to the gradients, and a step of the
         // weights against them.
         optimizer.zero_grad();
@@ -122,6 +123,7 @@ absl::Status Train() {
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
         if (checkpoints.IsDue(++steps_made)) {
           state.notes = {{"position", data::ToString(loader.position())},
+                         {"step", absl::StrCat(step)},
                          {"loss_sum", absl::StrFormat("%.17g", loss_sum)}};
           checkpoints.Save(steps_made, state);
           if (checkpoints.stopped()) return absl::OkStatus();
@@ -134,13 +136,14 @@ absl::Status Train() {
     absl::PrintF("epoch %d: loss %.4f, %s, %d steps in %.1f s\n", epoch, loss_sum / step,
                  Test(model, test_set), step, seconds);
     std::fflush(stdout);
+    step = 0;
     loss_sum = 0;
     loader.SetEpoch(epoch);
 
     // STEP 7: the weights, in a file that Python reads too.
     if (!path.empty()) ThrowIfError(parallel::checkpoint::SaveModule(*model.module, path));
   }
-  state.notes = {{"position", data::ToString(loader.position())}, {"loss_sum", "0"}};
+  state.notes = {{"position", data::ToString(loader.position())}, {"step", "0"}, {"loss_sum", "0"}};
   checkpoints.Finish(steps_made, state);
   return absl::OkStatus();
 }

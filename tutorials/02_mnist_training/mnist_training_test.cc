@@ -247,6 +247,24 @@ TEST(MnistTrainingTest, SavesEverySoManySteps) {
   }
 }
 
+// The rest of an epoch may take more steps than a whole one has at the new batch size.
+TEST(MnistTrainingTest, SeesEveryImageOnceAtAnotherBatchSize) {
+  const std::vector<std::string> flags = {"--model=mlp", "--epochs=1",
+                                          "--checkpoint_dir=" + TemporaryPath("batches")};
+  fs::remove_all(TemporaryPath("batches"));
+  const auto train = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = flags;
+    words.insert(words.end(), more.begin(), more.end());
+    return Train(words);
+  };
+  ASSERT_EQ(train({"--batch=33", "--time_limit=1ms"}).exit_status, 75);
+  const Outcome rest = train({"--batch=32"});
+  ASSERT_EQ(rest.exit_status, 0) << rest.err;
+  EXPECT_TRUE(absl::StartsWith(rest.out, "going on after step 1\n")) << rest.out;
+  EXPECT_TRUE(absl::StrContains(rest.out, ", 32 steps in ")) << rest.out;  // 33 + 30 * 32 + 4 = 997
+  EXPECT_TRUE(fs::exists(TemporaryPath("batches") + "/step-000000000032"));
+}
+
 TEST(MnistTrainingTest, EachMistakeGetsOneLine) {
   const std::string garbage = TemporaryPath("garbage.safetensors");
   std::ofstream(garbage) << "no weights";

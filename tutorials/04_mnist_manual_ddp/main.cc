@@ -86,7 +86,7 @@ absl::Status Train(comm::Communicator& world) {
       Progress progress(absl::StrFormat("epoch %d", epoch), steps - first,
                         {.enabled = world.rank() == 0 && launch::IsTerminal(2)});
       for (const data::Batch& batch : loader) {
-        if (step == steps) break;
+        if (limit > 0 && step >= limit) break;
         // STEP 3: up to the gradients, the step of tutorial 02.
         optimizer.zero_grad();
         const at::Tensor logits = model.forward(batch["images"].to(world.device()));

@@ -87,7 +87,7 @@ absl::Status Train(comm::Communicator& world) {
       Progress progress(absl::StrFormat("epoch %d", epoch), steps - first,
                         {.enabled = world.rank() == 0 && launch::IsTerminal(2)});
       for (const data::Batch& batch : loader) {
-        if (step == steps) break;
+        if (limit > 0 && step >= limit) break;
         // STEP 3: the step of tutorial 02, to the letter. Gradients come last layer first; as soon
         // as a bucket of them is full, its all-reduce starts, and backward goes on meanwhile.
         optimizer.zero_grad();

@@ -1,5 +1,6 @@
 // Trains a classifier under DDP, on many nodes, from images that are streamed out of HDF5 files.
 // README.md explains it.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <torch/utils.h>
@@ -11,6 +12,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -80,11 +82,18 @@ absl::Status Train(comm::Communicator& world) {
 
   // STEP 3: a job on many nodes will end early one day: go on where the last one saved.
   Checkpoints checkpoints(&world);
-  parallel::checkpoint::State state = {.strategy = &ddp, .optimizer = &optimizer};
+  parallel::checkpoint::State state = {
+      .strategy = &ddp,
+      .optimizer = &optimizer,
+      .generators = {at::globalContext().defaultGenerator(world.device())}};
+  int64_t step = 0;     // of the epoch
+  double loss_sum = 0;  // of these
   int64_t steps_made = 0;
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
+    step = std::stoll(state.notes["step"]);
+    loss_sum = std::stod(state.notes["loss_sum"]);
     Print(world, "going on after step %d\n", steps_made);
   }
 
@@ -94,16 +103,11 @@ absl::Status Train(comm::Communicator& world) {
   for (int64_t epoch = loader.position().epoch + 1; epoch <= epochs; ++epoch) {
     const absl::Time start = absl::Now();
     absl::Duration waited;  // for gradients of other ranks
-    double loss_sum = 0;
-    const int64_t rows_a_step = absl::GetFlag(FLAGS_batch) * world.size();
-    const int64_t first =
-        (loader.position().rows + rows_a_step - 1) / rows_a_step;  // 0, or resumed
-    int64_t step = first;
     {
-      Progress progress(absl::StrFormat("epoch %d", epoch), steps - first,
+      Progress progress(absl::StrFormat("epoch %d", epoch), steps - step,
                         {.enabled = world.rank() == 0 && launch::IsTerminal(2)});
       for (const data::Batch& batch : loader) {
-        if (step == steps) break;
+        if (limit > 0 && step >= limit) break;
         // STEP 4: the step of tutorial 02, to the letter. The gradients are averaged over all ranks
         // of all nodes when backward() returns.
         optimizer.zero_grad();
@@ -116,9 +120,11 @@ absl::Status Train(comm::Communicator& world) {
         waited += ddp.last_step().exposed;
         ++step;
         CheckLoss(loss_sum, step, epoch);
-        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step - first)));
+        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
         if (checkpoints.IsDue(++steps_made)) {
-          state.notes["position"] = data::ToString(loader.position());
+          state.notes = {{"position", data::ToString(loader.position())},
+                         {"step", absl::StrCat(step)},
+                         {"loss_sum", absl::StrFormat("%.17g", loss_sum)}};
           checkpoints.Save(steps_made, state);
           if (checkpoints.stopped()) return absl::OkStatus();
         }
@@ -134,14 +140,15 @@ absl::Status Train(comm::Communicator& world) {
     Print(world,
           "epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in %.1f s, "
           "%.1f s of them waiting for gradients, %.1f s for data\n",
-          epoch, loss_sum / std::max<int64_t>(step - first, 1), test.loss, test.accuracy,
-          step - first, seconds, absl::ToDoubleSeconds(waited),
-          absl::ToDoubleSeconds(waited_for_data));
+          epoch, loss_sum / std::max<int64_t>(step, 1), test.loss, test.accuracy, step, seconds,
+          absl::ToDoubleSeconds(waited), absl::ToDoubleSeconds(waited_for_data));
+    step = 0;
+    loss_sum = 0;
   }
   const data::hdf5::Stats stats = train_set->stats();
   Print(world, "read on rank 0: %s MiB of chunks, never more than %s MiB of them in memory\n",
         InMebibytes(stats.bytes_read), InMebibytes(stats.peak_memory_bytes));
-  state.notes["position"] = data::ToString(loader.position());
+  state.notes = {{"position", data::ToString(loader.position())}, {"step", "0"}, {"loss_sum", "0"}};
   checkpoints.Finish(steps_made, state);
   return absl::OkStatus();
 }
