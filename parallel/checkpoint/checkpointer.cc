@@ -1,6 +1,8 @@
 #include "lockstep/parallel/checkpoint/checkpointer.h"
 
 #include <exception>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -25,9 +27,18 @@ absl::Status Check(const CheckpointerOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> TakeFolder(const std::string& directory) {
-  const absl::Status status = MakeFolder(directory);
+  std::error_code ignored;
+  const bool is_new = !std::filesystem::exists(directory, ignored);
+  absl::Status status = MakeFolder(directory);
   if (!status.ok()) return status;
-  return FolderLock::Take(directory);
+  absl::StatusOr<std::unique_ptr<FolderLock>> lock = FolderLock::Take(directory);
+  if (!lock.ok() || !is_new) return lock;
+  // A power failure must not take the folder with all that will be in it.
+  const std::filesystem::path parent =
+      std::filesystem::absolute(directory / std::filesystem::path(".")).parent_path().parent_path();
+  status = SyncFolder(parent);
+  if (!status.ok()) return status;
+  return lock;
 }
 
 // What threads must not let out.

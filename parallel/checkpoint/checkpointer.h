@@ -56,7 +56,9 @@ struct CheckpointerOptions {
 //
 // RANKS. Everything here but the destructor is collective, and all ranks get the same answer;
 // messages name the rank that has the trouble. After an error in saving, training may go on, and so
-// may saving: the checkpoints that were there are there still.
+// may saving: the checkpoints that were there are there still. Ranks wait for each other's disks
+// too: one that takes longer than the others by more than the communicator's deadline counts as
+// hung.
 //
 // Errors of Save: RESOURCE_EXHAUSTED (no space), PERMISSION_DENIED (a read-only folder), NOT_FOUND
 // (the folder is gone), UNAVAILABLE; INVALID_ARGUMENT for a state that cannot be saved; those of

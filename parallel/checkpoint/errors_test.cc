@@ -2,6 +2,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -222,11 +225,66 @@ TEST(SaveErrorsTest, OptionsAndStates) {
                {"step is -1"});
     State none;
     ExpectTold(checkpointer.Save(1, none), absl::StatusCode::kInvalidArgument, {"no strategy"});
+    ThrowIfError(checkpointer.Save(1, training.state()));
+    ExpectTold(checkpointer.LoadLatest(none).status(), absl::StatusCode::kInvalidArgument,
+               {"no strategy"});
     State latin1 = training.state();
     latin1.notes["name"] = "\xe4";
     ExpectTold(checkpointer.Save(1, latin1), absl::StatusCode::kInvalidArgument, {"UTF-8"});
-    EXPECT_EQ(ValueOrThrow(checkpointer.LoadLatest(training.state())), std::nullopt);
+    EXPECT_EQ(ValueOrThrow(checkpointer.LoadLatest(training.state())), 1);
   });
+}
+
+// While it lives, permissions hold for this thread and those that it starts, also where root runs
+// the test.
+class BoundByPermissions {
+ public:
+  BoundByPermissions() {
+    syscall(SYS_capget, &header_, before_);
+    __user_cap_data_struct without[2] = {before_[0], before_[1]};
+    without[0].effective &= ~(1U << CAP_DAC_OVERRIDE);
+    EXPECT_EQ(syscall(SYS_capset, &header_, without), 0);
+  }
+  ~BoundByPermissions() { EXPECT_EQ(syscall(SYS_capset, &header_, before_), 0); }
+
+ private:
+  __user_cap_header_struct header_ = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct before_[2] = {};
+};
+
+constexpr fs::perms kReadOnly = fs::perms::owner_read | fs::perms::owner_exec;
+
+TEST(SaveErrorsTest, ReadOnlyFolders) {
+  const std::string parent = NewFolder();
+  fs::create_directories(parent + "/made");
+  for (const char* name : {"/made", ""}) fs::permissions(parent + name, kReadOnly);
+  comm::testing::RunRanks(2, [&](comm::Communicator& comm) {
+    const BoundByPermissions bound;
+    for (const std::string& folder : {parent + "/made", parent + "/new"}) {
+      ExpectTold(Checkpointer::Open(comm, {.directory = folder}).status(),
+                 absl::StatusCode::kPermissionDenied, {"rank 0: " + folder, "Permission denied"});
+    }
+  });
+  // It was writable when the training began.
+  const std::string folder = FolderWithCheckpoint();
+  for (const bool async : {false, true}) {
+    RunTraining(folder, async,
+                [&](comm::Communicator& comm, Training& training, Checkpointer& checkpointer) {
+                  const auto set = [&](fs::perms perms) {
+                    ThrowIfError(comm.Barrier().Wait());
+                    if (comm.rank() == 0) fs::permissions(folder, perms);
+                    ThrowIfError(comm.Barrier().Wait());
+                  };
+                  set(kReadOnly);
+                  {
+                    const BoundByPermissions bound;
+                    ExpectTold(SaveAndFinish(checkpointer, 2, training),
+                               absl::StatusCode::kPermissionDenied, {folder, "Permission denied"});
+                  }
+                  set(fs::perms::owner_all);
+                  EXPECT_EQ(ValueOrThrow(checkpointer.LoadLatest(training.state())), 1);
+                });
+  }
 }
 
 // Every operation of a save on disk fails once, with the errors that disks have.

@@ -5,13 +5,16 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/checkpoint/checkpointer.h"
 #include "lockstep/parallel/checkpoint/testing/training.h"
+#include "lockstep/parallel/fsdp/fsdp_options.h"
 #include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel::checkpoint {
@@ -84,10 +87,16 @@ std::vector<int> StepsToStopAt() {
 }
 
 TEST(ResumeTest, GoesOnBitForBit) {
-  const std::pair<std::string, int> cases[] = {{"none", 1}, {"ddp", 2}, {"manual", 3}, {"fsdp", 4}};
-  for (const auto& [strategy, size] : cases) {
+  const FsdpOptions mesh = {.shard_size = 2,
+                            .mixed_precision = {.param = at::kBFloat16, .output = at::kFloat},
+                            .cpu_offload = true};
+  const std::tuple<std::string, int, std::optional<FsdpOptions>> cases[] = {
+      {"none", 1, {}},  {"ddp", 2, {}},  {"manual", 3, {}}, {"zero1", 2, {}},
+      {"zero2", 3, {}}, {"fsdp", 4, {}}, {"mesh", 4, mesh}};
+  for (const auto& [strategy, size, fsdp] : cases) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
-      const TrainingOptions options = {.strategy = strategy, .dtype = dtype, .dropout = 0.3};
+      const TrainingOptions options = {
+          .strategy = strategy, .fsdp = fsdp, .dtype = dtype, .dropout = 0.3};
       Result whole;
       Train({.size = size, .options = options}, whole);
       for (const int stop : StepsToStopAt()) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/parallel/fsdp/fsdp.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/tools/status/status_error.h"
 
@@ -63,7 +64,8 @@ Training::Training(comm::Communicator& comm, const parallel::testing::OddNet& ne
                   {.size = options_.rows, .rank = comm.rank(), .world = comm.size(), .seed = 5}),
               {.batch_size = options_.global_batch / comm.size()}) {
   net_->to(options_.dtype);
-  strategy_ = ValueOrThrow(MakeStrategy(options_.strategy, net_.ptr(), &comm));
+  strategy_ = options_.fsdp ? std::make_unique<Fsdp>(net_, comm, *options_.fsdp)
+                            : ValueOrThrow(MakeStrategy(options_.strategy, net_.ptr(), &comm));
   optimizer_.emplace(strategy_->named_parameters(), optim::FusedAdamWOptions{.lr = 0.01});
   schedule_.emplace(*optimizer_, /*step_size=*/2, /*gamma=*/0.7);
   state_ = {.strategy = strategy_.get(),

@@ -14,6 +14,7 @@
 #include "lockstep/comm/communicator.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/parallel/checkpoint/state.h"
+#include "lockstep/parallel/fsdp/fsdp_options.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/parallel/strategy.h"
 #include "lockstep/parallel/testing/test_models.h"
@@ -22,6 +23,7 @@ namespace lockstep::parallel::checkpoint::testing {
 
 struct TrainingOptions {
   std::string strategy = "ddp";
+  std::optional<FsdpOptions> fsdp;  // instead of `strategy`
   at::ScalarType dtype = at::kDouble;
   int64_t rows = 36;          // of the data set
   int64_t global_batch = 12;  // of all ranks together
