@@ -2,14 +2,27 @@
 
 #include <ATen/ops/empty.h>
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "lockstep/tools/trace/clock.h"
 #include "lockstep/tools/trace/counters.h"
 #include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::comm {
+namespace {
+
+// "ALLGATHER Unit "blocks.0"": Horovod Timeline's name of the phase, and what it is for.
+std::string TimelinePhase(const Operation& operation) {
+  std::string phase = absl::AsciiStrToUpper(Name(operation.kind));
+  if (!operation.label.empty()) absl::StrAppend(&phase, " ", operation.label);
+  return phase;
+}
+
+}  // namespace
 
 Communicator::Communicator(int rank, int size, at::Device device, std::string name,
                            std::shared_ptr<trace::FlightRecorder> flight_recorder)
@@ -98,23 +111,25 @@ Work Communicator::Record(Operation operation) {
   const int64_t bytes = operation.payload_bytes();
   operations.Add(1);
   payload_bytes.Add(bytes);
+  const int64_t sequence = static_cast<int64_t>(++issued_);
   const int64_t id = flight_recorder_->Record({
       .communicator = name_,
-      .sequence = static_cast<int64_t>(++issued_),
+      .sequence = sequence,
       .operation = Name(kind),
       .dtype = subject.defined() ? c10::toString(subject.scalar_type()) : "",
       .shape = subject.defined() ? absl::MakeConstSpan(subject.sizes().data(), subject.dim())
                                  : absl::Span<const int64_t>(),
       .bytes = bytes,
   });
+  std::string phase = trace::IsRecording() ? TimelinePhase(operation) : "";
   const absl::Duration start = trace::SteadyNow();
   Work work = Issue(std::move(operation));
-  work.state()->OnDone([recorder = flight_recorder_, name = name_, id, kind, bytes,
-                        start](const absl::Status& status) {
+  work.state()->OnDone([recorder = flight_recorder_, name = name_, id, bytes, sequence, start,
+                        phase = std::move(phase)](const absl::Status& status) {
     recorder->Complete(id, status.ok());
-    if (trace::IsRecording()) {
-      trace::RecordInterval("comm: " + name, Name(kind), start, trace::SteadyNow(),
-                            {{"bytes", bytes}});
+    if (!phase.empty()) {
+      trace::RecordInterval("comm: " + name, phase, start, trace::SteadyNow(),
+                            {{"bytes", bytes}, {"number", sequence}});
     }
   });
   return work;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::data {
 namespace {
@@ -142,6 +143,7 @@ Loader::Loader(std::shared_ptr<Dataset> dataset, std::shared_ptr<const Sampler> 
 Loader::~Loader() = default;
 
 absl::StatusOr<const Batch*> Loader::Next() {
+  const trace::Span span("WAIT_FOR_DATA", "data");
   const absl::Time begin = absl::Now();
   if (pass_ == nullptr) pass_ = std::make_unique<Pass>(*this, position_);
   absl::StatusOr<const Batch*> batch = pass_->Next();

@@ -26,7 +26,7 @@ comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
 }
 
 void StepTimer::Waiting(const std::function<void()>& wait) {
-  const trace::Span span("wait", "communication");
+  const trace::Span span("WAIT_FOR_COMMUNICATION", "communication");
   waits_.emplace_back(trace::SteadyNow(), absl::InfiniteDuration());
   wait();
   waits_.back().second = trace::SteadyNow();

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel::ddp {
 namespace {
@@ -171,7 +172,10 @@ void Reducer::Store(Parameter& parameter) {
   at::Tensor view = buckets_[parameter.bucket].view(parameter.position);
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   // Where gradients have accumulated in place, they are in the bucket already.
-  if (gradient.const_data_ptr() != view.const_data_ptr()) view.copy_(gradient);
+  if (gradient.const_data_ptr() != view.const_data_ptr()) {
+    const trace::Span span("MEMCPY_IN_FUSION_BUFFER", "communication");
+    view.copy_(gradient);
+  }
   gradient = view;
   MarkStored(parameter);
 }

@@ -13,6 +13,7 @@
 #include "lockstep/parallel/grad_hook.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/memory.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel::fsdp {
 namespace {
@@ -216,6 +217,7 @@ void FlatGroup::StoreGradient(size_t i) {
                      "Embedding sparse(false)")));
   }
   if (!gradient_.defined()) TakeGradient();
+  const trace::Span span("MEMCPY_IN_FUSION_BUFFER", "communication");
   const double scale = ScaleBefore();
   at::Tensor view = ViewOf(gradient_, i);
   if (stored_[i]) {

@@ -7,6 +7,7 @@
 
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel {
 
@@ -25,6 +26,7 @@ void Manual::FinishBackward() {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(parameter.tensor);
     if (!gradient.is_contiguous()) gradient = gradient.contiguous();
+    const trace::Span span("WAIT_FOR_COMMUNICATION", "communication");
     ThrowIfError(comm_->AllReduce(gradient, comm::ReduceOp::kAverage).Wait());
     ++step.collectives;
     step.payload_bytes += static_cast<int64_t>(gradient.nbytes());

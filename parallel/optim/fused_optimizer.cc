@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel::optim {
 namespace {
@@ -128,6 +129,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     at::AutoGradMode enable_grad(true);
     loss = closure();
   }
+  const trace::Span span("OPTIMIZER", "train");
   at::NoGradGuard no_grad;
   if (found_inf_.defined() && found_inf_.item<float>() != 0) return loss;
   for (Batch& batch : batches_) {

@@ -251,14 +251,27 @@ void RecordInterval(std::string_view track, std::string_view name, absl::Duratio
                        .args = KeepArgs(args)});
 }
 
-void RecordCounter(std::string_view name, double value) {
+void RecordSpan(std::string_view name, std::string_view category, absl::Duration start,
+                absl::Duration end, std::initializer_list<Arg> args) {
   if (!IsRecording()) return;
-  const absl::Duration now = SteadyNow();
+  Recorder::Get().Add({.kind = Event::Kind::kSpan,
+                       .name = std::string(name),
+                       .group = std::string(category),
+                       .start = start,
+                       .end = end,
+                       .args = KeepArgs(args)});
+}
+
+void RecordCounter(std::string_view name, double value) {
+  if (IsRecording()) RecordCounterAt(SteadyNow(), name, value);
+}
+
+void RecordCounterAt(absl::Duration time, std::string_view name, double value) {
   Recorder::Get().Add({.kind = Event::Kind::kCounter,
                        .name = std::string(name),
                        .group = {},
-                       .start = now,
-                       .end = now,
+                       .start = time,
+                       .end = time,
                        .value = value});
 }
 

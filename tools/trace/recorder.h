@@ -84,8 +84,17 @@ class Span {
 void RecordInterval(std::string_view track, std::string_view name, absl::Duration start,
                     absl::Duration end, std::initializer_list<Arg> args = {});
 
+// A Span of this thread that began and ended in the past. Spans of a thread must nest, or follow
+// one another. Times are SteadyNow()'s.
+void RecordSpan(std::string_view name, std::string_view category, absl::Duration start,
+                absl::Duration end, std::initializer_list<Arg> args = {});
+
 // A value at this moment, drawn as a curve by its name.
 void RecordCounter(std::string_view name, double value);
+
+// The same for a moment in the past, a SteadyNow(). Unlike all other events it is also taken after
+// StopRecording(): what is known only then, like a memory timeline, goes into the same file.
+void RecordCounterAt(absl::Duration time, std::string_view name, double value);
 
 // Names this thread's track, which is "thread N" else. Works before StartRecording() too.
 void SetThreadName(std::string_view name);

@@ -132,6 +132,31 @@ TEST(RecorderTest, CountersAreCurves) {
   EXPECT_EQ(loss.at("args").at("value"), 2.5);
 }
 
+TEST(RecorderTest, CountersOfThePastAreTakenAfterTheEnd) {
+  StartRecording();
+  StopRecording();
+  RecordCounterAt(absl::Microseconds(17), "bytes", 4097);
+  const nlohmann::json bytes = Find(WriteAndRead(/*rank=*/0), "bytes");
+  EXPECT_EQ(bytes.at("ts"), 17.0);
+  EXPECT_EQ(bytes.at("args").at("value"), 4097);
+}
+
+TEST(RecorderTest, SpansOfThePastAreOnTheTrackOfTheirThread) {
+  StartRecording();
+  RecordSpan("earlier", "train", absl::Microseconds(5), absl::Microseconds(9), {{"unit", 1}});
+  { Span span("now"); }
+  StopRecording();
+  RecordSpan("too late", "train", absl::Microseconds(5), absl::Microseconds(9));
+  const nlohmann::json trace = WriteAndRead(/*rank=*/0);
+  const nlohmann::json earlier = Find(trace, "earlier");
+  EXPECT_EQ(earlier.at("ts"), 5.0);
+  EXPECT_EQ(earlier.at("dur"), 4.0);
+  EXPECT_EQ(earlier.at("cat"), "train");
+  EXPECT_EQ(earlier.at("args").at("unit"), 1);
+  EXPECT_EQ(earlier.at("tid"), Find(trace, "now").at("tid"));
+  EXPECT_EQ(CountRecordedEvents().recorded, 2);
+}
+
 TEST(RecorderTest, ThreadsHaveTracksOfTheirOwnAndNames) {
   StartRecording();
   { Span span("main"); }
