@@ -114,6 +114,7 @@ TEST(FsdpBenchTest, EachMistakeGetsOneLine) {
            {"--data=/nowhere", "/nowhere"},
            {"--json=/nowhere/bench.json", "/nowhere/bench.json"},
            {"--json=/dev/full", "what is there is no regular file"},
+           {"--report=/dev/null/report", "cannot make the folder /dev/null/report"},
            {"--batch=40000", "--batch=40000"},
        }) {
     const Outcome outcome = RunProgram(

@@ -71,6 +71,8 @@ ABSL_FLAG(lockstep::tutorials::Count, steps, 20, "steps under each strategy, two
 ABSL_FLAG(lockstep::tutorials::Dtype, dtype, {},
           "of the model: f32, or f64, where losses agree to 1e-9");
 ABSL_FLAG(std::string, json, "", "file to write all that was measured to");
+ABSL_FLAG(std::string, report, "",
+          "folder to write a page that shows it to, report.html, with each rank's timelines");
 
 namespace lockstep::tutorials {
 namespace {
@@ -82,7 +84,8 @@ absl::Status Bench(comm::Communicator& world) {
              .batch = absl::GetFlag(FLAGS_batch),
              .steps = absl::GetFlag(FLAGS_steps),
              .learning_rate = absl::GetFlag(FLAGS_lr),
-             .seed = absl::GetFlag(FLAGS_seed)};
+             .seed = absl::GetFlag(FLAGS_seed),
+             .timeline_folder = absl::GetFlag(FLAGS_report)};
   job.dataset = ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
   if (job.batch * world.size() > job.dataset->size()) {
     return absl::InvalidArgumentError(
@@ -91,6 +94,7 @@ absl::Status Bench(comm::Communicator& world) {
   }
   const std::string json = absl::GetFlag(FLAGS_json);
   if (!json.empty()) ValueOrThrow(trace::OutputPath(json));  // before the work, not after it
+  if (!job.timeline_folder.empty()) ThrowIfError(PrepareReport(job.timeline_folder));
   Print(world, "%s, %d steps under each strategy; ranks: %d ...\n", job.model, job.steps,
         world.size());
 
@@ -104,6 +108,10 @@ absl::Status Bench(comm::Communicator& world) {
   Print(world, "\n%s\n%s", TableOf(job, measurements), SummaryOf(measurements));
   if (world.rank() == 0 && !json.empty()) {
     if (absl::Status status = WriteJson(json, job, measurements); !status.ok()) return status;
+  }
+  if (world.rank() == 0 && !job.timeline_folder.empty()) {
+    ThrowIfError(WriteReport(job.timeline_folder, job, measurements));
+    Print(world, "\nReport: %s/report.html\n", job.timeline_folder);
   }
 
   // STEP 4: strategies change how a model is trained, never what comes out.

@@ -5,9 +5,11 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "lockstep/comm/counting.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
@@ -16,8 +18,11 @@
 #include "lockstep/parallel/grad_hook.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/parallel/strategies.h"
+#include "lockstep/parallel/trace_units.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
+#include "lockstep/tools/trace/memory_track.h"
+#include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::tutorials {
 namespace {
@@ -26,7 +31,9 @@ using trace::Index;
 using trace::MemoryCategory;
 using trace::MemoryScope;
 
-constexpr int64_t kWarmUpSteps = 2;  // warm caches and memory; not timed
+constexpr int64_t kWarmUpSteps = 2;      // warm caches and memory; not timed
+constexpr int64_t kRecordedSteps = 3;    // the last ones, of which a timeline is written
+constexpr size_t kMemorySamples = 1500;  // of these steps
 
 ModelSize SizeOf(torch::nn::Module& model) {
   ModelSize size;
@@ -77,6 +84,25 @@ void TakeMaxima(comm::Communicator& world, const std::vector<int64_t*>& values) 
   for (size_t i = 0; i < values.size(); ++i) *values[i] = data[i];
 }
 
+// Of the rank whose bytes have the largest sum, the first such one.
+trace::MemoryBytes OfLargest(comm::Communicator& world, const trace::MemoryBytes& bytes) {
+  constexpr int64_t kCount = trace::kNumMemoryCategories;
+  at::Tensor own = at::empty({kCount}, at::kLong);
+  std::copy(bytes.begin(), bytes.end(), own.mutable_data_ptr<int64_t>());
+  at::Tensor all = at::empty({world.size() * kCount}, at::kLong);
+  ThrowIfError(world.AllGatherInto(all, own).Wait());
+  const int64_t* data = all.const_data_ptr<int64_t>();
+  trace::MemoryBytes largest{};
+  int64_t largest_sum = -1;
+  for (int rank = 0; rank < world.size(); ++rank, data += kCount) {
+    const int64_t sum = std::accumulate(data, data + kCount, int64_t{0});
+    if (sum <= largest_sum) continue;
+    largest_sum = sum;
+    std::copy(data, data + kCount, largest.begin());
+  }
+  return largest;
+}
+
 absl::Duration Maximum(comm::Communicator& world, absl::Duration time) {
   int64_t nanoseconds = absl::ToInt64Nanoseconds(time);
   TakeMaxima(world, {&nanoseconds});
@@ -118,17 +144,23 @@ class Trainer {
   at::Tensor Step() {
     const data::Batch& batch = Next();
     const absl::Duration start = trace::SteadyNow();
+    phases_.clear();
+    started_ = start;
     optimizer_->zero_grad();
     at::Tensor loss;
     {
       MemoryScope scope(MemoryCategory::kActivations);
       loss = torch::nn::functional::cross_entropy(model_.forward(batch["images"].to(dtype_)),
                                                   batch["labels"]);
+      EndPhase("forward");
       loss.backward();
+      EndPhase("backward");
     }
     strategy_->FinishBackward();
+    EndPhase("averaging");
     optimizer_->step();
-    times_.push_back(trace::SteadyNow() - start);
+    EndPhase("optimizer");
+    times_.push_back(phases_.back().end);
     const parallel::StepStatistics& step = strategy_->last_step();
     backward_.push_back(std::max(step.backward - step.exposed, absl::ZeroDuration()));
     communication_.push_back(step.communication);
@@ -146,6 +178,38 @@ class Trainer {
     measured_from_ = times_.size();
   }
 
+  // Records timelines from now on.
+  void StartRecording() {
+    trace_units_ = parallel::TraceUnits(*model_.module);
+    trace::StartRecording();
+    trace::StartMemoryTimeline(kMemorySamples);
+  }
+
+  // Ends that, and writes them to `path`. Returns that of the last step.
+  StepTimeline StopRecording(const std::string& path, int rank) {
+    trace::StopRecording();
+    trace_units_.clear();
+    const std::vector<trace::MemorySample> samples = trace::StopMemoryTimeline();
+    trace::RecordMemory(samples);
+    ThrowIfError(trace::WriteChromeTrace(path, rank));
+    StepTimeline timeline = {.phases = phases_};
+    const absl::Duration length = phases_.back().end;
+    for (trace::MemorySample sample : samples) {
+      sample.time -= started_;
+      if (sample.time > length) break;
+      // What there was before stays until the first change.
+      if (sample.time <= absl::ZeroDuration()) {
+        sample.time = absl::ZeroDuration();
+        timeline.memory.clear();
+      }
+      timeline.memory.push_back(sample);
+    }
+    if (!timeline.memory.empty()) {
+      timeline.memory.push_back({length, timeline.memory.back().live_by_category});
+    }
+    return timeline;
+  }
+
   void Report(Measurement& result) const {
     const auto measured = [this](const std::vector<absl::Duration>& times) {
       return std::vector<absl::Duration>(times.begin() + measured_from_, times.end());
@@ -159,6 +223,7 @@ class Trainer {
     const trace::MemorySnapshot memory = trace::GetMemory();
     result.peak = memory.peak_by_category;
     result.total_peak = memory.peak;
+    result.peak_make_up = memory.at_peak;
     for (MemoryCategory category :
          {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer}) {
       result.kept += memory.live_by_category[Index(category)];
@@ -177,6 +242,12 @@ class Trainer {
     return *batch;
   }
 
+  // What there was since the phase before, or since the step began.
+  void EndPhase(const std::string& name) {
+    const absl::Duration begin = phases_.empty() ? absl::ZeroDuration() : phases_.back().end;
+    phases_.push_back({name, begin, trace::SteadyNow() - started_});
+  }
+
   const std::shared_ptr<comm::TrafficCounters> counters_ =
       std::make_shared<comm::TrafficCounters>();
   comm::CountingCommunicator comm_;
@@ -189,6 +260,9 @@ class Trainer {
   std::optional<parallel::optim::FusedAdamW> optimizer_;
   std::vector<absl::Duration> times_, backward_, communication_, exposed_;
   size_t measured_from_ = 0;
+  absl::Duration started_;  // the last step
+  std::vector<StepTimeline::Phase> phases_;
+  std::vector<parallel::HookHandle> trace_units_;
 };
 
 }  // namespace
@@ -207,6 +281,10 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
   }
   for (int64_t step = 0; step < job.steps; ++step) {
     if (step == std::min(kWarmUpSteps, job.steps - 1) && trainer) trainer->BeginMeasuring();
+    const bool record = trainer && !job.timeline_folder.empty();
+    if (record && step == std::max<int64_t>(job.steps - kRecordedSteps, 0)) {
+      trainer->StartRecording();
+    }
     at::Tensor loss = at::empty({}, at::kDouble);
     if (trainer) loss = trainer->Step();
     // Those who do not train wait here, step by step, as all do for the slowest.
@@ -216,10 +294,21 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
     result.losses.push_back(loss.item<double>());
   }
   if (trainer) trainer->Report(result);
+  if (!job.timeline_folder.empty()) {
+    for (int rank = 0; rank < result.ranks; ++rank) {
+      result.timeline_files.push_back(absl::StrCat("timeline.", strategy, ".rank", rank, ".json"));
+    }
+    if (trainer) {
+      result.timeline = trainer->StopRecording(
+          absl::StrCat(job.timeline_folder, "/", result.timeline_files[world.rank()]),
+          world.rank());
+    }
+  }
   std::vector<int64_t*> bytes = {&result.total_peak, &result.kept, &result.sent_bytes,
                                  &result.payload_bytes, &result.collectives};
   for (int64_t& peak : result.peak) bytes.push_back(&peak);
   TakeMaxima(world, bytes);
+  result.peak_make_up = OfLargest(world, result.peak_make_up);
   result.step = Maximum(world, result.step);
   result.backward = Maximum(world, result.backward);
   result.communication = Maximum(world, result.communication);

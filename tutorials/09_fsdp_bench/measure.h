@@ -23,6 +23,7 @@ struct Job {
   int64_t steps = 20;
   double learning_rate = 1e-3;
   uint64_t seed = 1;
+  std::string timeline_folder;  // where each rank writes its timelines; "": none are recorded
 };
 
 // Facts about the model that the formulas need.
@@ -31,6 +32,17 @@ struct ModelSize {
   int64_t root_parameters = 0;    // those that no inner Unit owns, Ψ_root
   int64_t two_largest_units = 0;  // of the inner ones
   int64_t element_bytes = 4;
+};
+
+// The last step of rank 0. Times are since the step's start.
+struct StepTimeline {
+  struct Phase {
+    std::string name;
+    absl::Duration begin;
+    absl::Duration end;
+  };
+  std::vector<Phase> phases;
+  std::vector<trace::MemorySample> memory;
 };
 
 // One strategy's run, measured. Bytes and times are of the rank that had most.
@@ -46,10 +58,13 @@ struct Measurement {
   double samples_per_second = 0;
   trace::MemoryBytes peak{};  // by category
   int64_t total_peak = 0;
-  int64_t kept = 0;           // parameters, gradients and optimizer state between steps
-  int64_t sent_bytes = 0;     // a step and rank, on a ring
-  int64_t payload_bytes = 0;  // a step and rank
-  int64_t collectives = 0;    // a step
+  trace::MemoryBytes peak_make_up{};  // of total_peak, on the rank that had it
+  int64_t kept = 0;                   // parameters, gradients and optimizer state between steps
+  int64_t sent_bytes = 0;             // a step and rank, on a ring
+  int64_t payload_bytes = 0;          // a step and rank
+  int64_t collectives = 0;            // a step
+  StepTimeline timeline;              // where timelines are recorded, on rank 0
+  std::vector<std::string> timeline_files;
 };
 
 // Trains job.steps steps under `strategy`; collective. "none" trains the global batch on rank 0

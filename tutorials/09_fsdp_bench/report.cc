@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "lockstep/tools/report/page.h"
 #include "lockstep/tools/trace/file.h"
 #include "lockstep/tutorials/common/format.h"
 #include "lockstep/tutorials/common/table.h"
@@ -144,14 +147,51 @@ double LossDifference(const std::vector<Measurement>& measurements) {
   return difference;
 }
 
-absl::Status WriteJson(const std::string& path, const Job& job,
-                       const std::vector<Measurement>& measurements) {
-  nlohmann::json strategies = nlohmann::json::array();
-  for (const Measurement& m : measurements) {
-    nlohmann::json peak;
+namespace {
+
+std::string NameOf(int category) {
+  return std::string(trace::MemoryCategoryName(static_cast<MemoryCategory>(category)));
+}
+
+nlohmann::json JsonOf(const trace::MemoryBytes& bytes) {
+  nlohmann::json json;
+  for (int i = 0; i < trace::kNumMemoryCategories; ++i) json[NameOf(i)] = bytes[i];
+  return json;
+}
+
+nlohmann::json JsonOf(const StepTimeline& timeline) {
+  nlohmann::json phases = nlohmann::json::object();
+  for (const StepTimeline::Phase& phase : timeline.phases) {
+    phases[phase.name] = {absl::ToDoubleMilliseconds(phase.begin),
+                          absl::ToDoubleMilliseconds(phase.end)};
+  }
+  nlohmann::json times = nlohmann::json::array();
+  nlohmann::json bytes;
+  for (int i = 0; i < trace::kNumMemoryCategories; ++i) bytes[NameOf(i)] = nlohmann::json::array();
+  for (const trace::MemorySample& sample : timeline.memory) {
+    times.push_back(absl::ToDoubleMilliseconds(sample.time));
     for (int i = 0; i < trace::kNumMemoryCategories; ++i) {
-      peak[std::string(trace::MemoryCategoryName(static_cast<MemoryCategory>(i)))] = m.peak[i];
+      bytes[NameOf(i)].push_back(sample.live_by_category[i]);
     }
+  }
+  return {{"phases_ms", phases}, {"time_ms", times}, {"bytes", bytes}};
+}
+
+// A step's time: computing alone, computing while communicating, waiting. The three medians are of
+// ranks and steps of their own, so that noise may take one past the whole.
+nlohmann::json SplitOf(const Measurement& m) {
+  const absl::Duration communication = std::min(m.communication, m.step);
+  const absl::Duration exposed = std::min(m.exposed, communication);
+  return {{"compute", absl::ToDoubleMilliseconds(m.step - communication)},
+          {"hidden", absl::ToDoubleMilliseconds(communication - exposed)},
+          {"exposed", absl::ToDoubleMilliseconds(exposed)}};
+}
+
+nlohmann::json JsonOf(const Job& job, const std::vector<Measurement>& measurements) {
+  nlohmann::json strategies = nlohmann::json::array();
+  int ranks = 1;
+  for (const Measurement& m : measurements) {
+    ranks = std::max(ranks, m.ranks);
     const Expected expected = ExpectedOf(m);
     strategies.push_back({
         {"strategy", m.strategy},
@@ -160,8 +200,10 @@ absl::Status WriteJson(const std::string& path, const Job& job,
         {"backward_ms", absl::ToDoubleMilliseconds(m.backward)},
         {"communication_ms", absl::ToDoubleMilliseconds(m.communication)},
         {"exposed_ms", absl::ToDoubleMilliseconds(m.exposed)},
+        {"split_ms", SplitOf(m)},
         {"samples_per_s", m.samples_per_second},
-        {"peak_bytes", peak},
+        {"peak_bytes", JsonOf(m.peak)},
+        {"peak_make_up_bytes", JsonOf(m.peak_make_up)},
         {"total_peak_bytes", m.total_peak},
         {"kept_bytes", m.kept},
         {"sent_bytes_per_step", m.sent_bytes},
@@ -174,11 +216,14 @@ absl::Status WriteJson(const std::string& path, const Job& job,
           {"kept", expected.kept},
           {"sent_per_step", expected.sent}}},
         {"losses", m.losses},
+        {"timeline", JsonOf(m.timeline)},
+        {"timeline_files", m.timeline_files},
     });
   }
   const ModelSize& size = measurements[0].size;
-  const nlohmann::json report = {
+  return {
       {"model", job.model},
+      {"ranks", ranks},
       {"dtype", job.dtype == at::kDouble ? "f64" : "f32"},
       {"parameters", size.parameters},
       {"root_parameters", size.root_parameters},
@@ -188,8 +233,35 @@ absl::Status WriteJson(const std::string& path, const Job& job,
       {"loss_difference", LossDifference(measurements)},
       {"strategies", strategies},
   };
+}
+
+absl::Status Write(const std::string& path, const nlohmann::json& report) {
   return trace::WriteFileAtomically(path,
                                     [&](std::ostream& out) { out << report.dump(2) << "\n"; });
+}
+
+}  // namespace
+
+absl::Status WriteJson(const std::string& path, const Job& job,
+                       const std::vector<Measurement>& measurements) {
+  return Write(path, JsonOf(job, measurements));
+}
+
+absl::Status PrepareReport(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot make the folder ", folder, " for the report: ", error.message()));
+  }
+  return trace::OutputPath(folder + "/report.html").status();
+}
+
+absl::Status WriteReport(const std::string& folder, const Job& job,
+                         const std::vector<Measurement>& measurements) {
+  const nlohmann::json report = JsonOf(job, measurements);
+  if (absl::Status status = Write(folder + "/report.json", report); !status.ok()) return status;
+  return report::WritePage(folder + "/report.html", report);
 }
 
 }  // namespace lockstep::tutorials

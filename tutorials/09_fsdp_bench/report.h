@@ -23,4 +23,12 @@ double LossDifference(const std::vector<Measurement>& measurements);
 absl::Status WriteJson(const std::string& path, const Job& job,
                        const std::vector<Measurement>& measurements);
 
+// Makes the folder, where it is not there, on each rank that is to write into it. Unavailable: it
+// cannot be made, or nothing can be written there. Ask before the work whose result it is for.
+absl::Status PrepareReport(const std::string& folder);
+
+// The same JSON as report.json, and report.html, a page that shows it (see tools/report/page.h).
+absl::Status WriteReport(const std::string& folder, const Job& job,
+                         const std::vector<Measurement>& measurements);
+
 }  // namespace lockstep::tutorials
