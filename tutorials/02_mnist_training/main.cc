@@ -30,6 +30,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/progress.h"
 #include "lockstep/tutorials/common/run_main.h"
+#include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 
 ABSL_FLAG(uint64_t, epochs, 3, "passes over the training images; 0: only test");
@@ -41,7 +42,8 @@ namespace lockstep::tutorials {
 namespace {
 
 // The loss and the share of right answers over a whole data set, which the model does not learn.
-std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>& dataset) {
+std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>& dataset,
+                 int64_t steps_made, TensorBoard& board) {
   const at::NoGradGuard no_grad;
   data::Loader loader(dataset, data::SequentialSampler(dataset->size()), {.batch_size = 100});
   double loss = 0;
@@ -52,8 +54,10 @@ std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>
     loss += at::cross_entropy_loss(logits, labels).item<double>() * batch.rows();
     right += logits.argmax(/*dim=*/1).eq(labels).sum().item<double>();
   }
-  return absl::StrFormat("test loss %.4f, test accuracy %.2f %%", loss / dataset->size(),
-                         100 * right / dataset->size());
+  loss /= dataset->size();
+  const double accuracy = 100 * right / dataset->size();
+  board.Test(steps_made, loss, accuracy);
+  return absl::StrFormat("test loss %.4f, test accuracy %.2f %%", loss, accuracy);
 }
 
 absl::Status Train() {
@@ -90,6 +94,7 @@ absl::Status Train() {
   int64_t step = 0;     // of the epoch
   double loss_sum = 0;  // of these
   int64_t steps_made = 0;
+  TensorBoard board;  // curves, where --tensorboard asks for them
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
@@ -97,7 +102,7 @@ absl::Status Train() {
     loss_sum = std::stod(state.notes["loss_sum"]);
     absl::PrintF("going on after step %d\n", steps_made);
   } else {
-    absl::PrintF("before training: %s\n", Test(model, test_set));
+    absl::PrintF("before training: %s\n", Test(model, test_set, steps_made, board));
   }
   std::fflush(stdout);
 
@@ -121,6 +126,7 @@ absl::Status Train() {
         loss_sum += loss.item<double>();
         CheckLoss(loss_sum, ++step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
+        board.Step(steps_made + 1, loss.item<double>(), batch.rows());
         if (checkpoints.IsDue(++steps_made)) {
           state.notes = {{"position", data::ToString(loader.position())},
                          {"step", absl::StrCat(step)},
@@ -134,7 +140,7 @@ absl::Status Train() {
 
     // STEP 6: how well does the model do on images that it has never seen?
     absl::PrintF("epoch %d: loss %.4f, %s, %d steps in %.1f s\n", epoch, loss_sum / step,
-                 Test(model, test_set), step, seconds);
+                 Test(model, test_set, steps_made, board), step, seconds);
     std::fflush(stdout);
     step = 0;
     loss_sum = 0;

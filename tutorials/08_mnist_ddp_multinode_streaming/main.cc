@@ -32,6 +32,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
 #include "lockstep/tutorials/common/progress.h"
+#include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -89,6 +90,7 @@ absl::Status Train(comm::Communicator& world) {
   int64_t step = 0;     // of the epoch
   double loss_sum = 0;  // of these
   int64_t steps_made = 0;
+  TensorBoard board(world.rank());  // curves, where --tensorboard asks for them
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
@@ -121,6 +123,7 @@ absl::Status Train(comm::Communicator& world) {
         ++step;
         CheckLoss(loss_sum, step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
+        board.Step(steps_made + 1, loss.item<double>(), batch.rows() * world.size());
         if (checkpoints.IsDue(++steps_made)) {
           state.notes = {{"position", data::ToString(loader.position())},
                          {"step", absl::StrCat(step)},
@@ -137,6 +140,7 @@ absl::Status Train(comm::Communicator& world) {
 
     // STEP 5: the test images are shared out, too. What is printed is rank 0's, where it is no sum.
     const Evaluation test = ValueOrThrow(Evaluate(model, test_set, world));
+    board.Test(steps_made, test.loss, test.accuracy);
     Print(world,
           "epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in %.1f s, "
           "%.1f s of them waiting for gradients, %.1f s for data\n",
