@@ -59,7 +59,10 @@ absl::Status Handle::Finish(const std::string& what, Result result, Comm comm, c
     absl::SleepFor(pause);
     pause = std::min(pause * 2, kMaxPause);
   }
-  return result == Result::kSuccess ? absl::OkStatus() : Error(what, result, comm);
+  if (result == Result::kSuccess) return absl::OkStatus();
+  // Then it is freed, and what the call returns is how it was ended.
+  if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
+  return Error(what, result, comm);
 }
 
 absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& stop) {

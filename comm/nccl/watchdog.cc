@@ -217,7 +217,7 @@ class Watchdog {
   std::string DescribeOldest() {
     for (const auto& state : Pending()) {
       std::shared_ptr<Group> group = state->group();
-      if (group == nullptr || !state->started()) continue;
+      if (group == nullptr) continue;
       return absl::StrCat(state->operation().ToString(), " of communicator ", group->name, ": ");
     }
     return "";

@@ -116,32 +116,36 @@ void State::DropTensors() {
   operation_.input = at::empty(subject.sizes(), subject.options().device(at::kMeta));
 }
 
-bool World::Break(const absl::Status& reason) {
-  std::vector<std::shared_ptr<State>> all;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!broken.ok()) return false;
-    broken = reason;
-    is_broken_.store(true, std::memory_order_release);
-    must_abort = true;
-    all.swap(pending);
-    failed.insert(failed.end(), all.begin(), all.end());
-    wake.notify_all();
-  }
-  for (const auto& state : all) state->Fail(reason);
+bool World::MarkBroken(const absl::Status& reason, std::vector<std::shared_ptr<State>>& to_fail) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!broken.ok()) return false;
+  broken = reason;
+  is_broken_.store(true, std::memory_order_release);
+  must_abort = true;
+  to_fail.swap(pending);
+  failed.insert(failed.end(), to_fail.begin(), to_fail.end());
+  wake.notify_all();
   return true;
 }
 
+void World::Break(const absl::Status& reason) {
+  std::vector<std::shared_ptr<State>> to_fail;
+  MarkBroken(reason, to_fail);
+  for (const auto& state : to_fail) state->Fail(reason);
+}
+
 void World::BreakEverywhere(const absl::Status& reason, const absl::Status& told) {
-  if (!Break(reason)) return;
+  std::vector<std::shared_ptr<State>> to_fail;
+  if (!MarkBroken(reason, to_fail)) return;
   ControlPlane* plane_now = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex);
     plane_now = plane.get();
-    // The watchdog, which ends the plane, stays.
-    ++groups;
+    ++groups;  // the watchdog, which ends the plane, stays
   }
+  // First, so that the others hear why before they see that this rank leaves.
   if (plane_now != nullptr) plane_now->Abort(told);
+  for (const auto& state : to_fail) state->Fail(reason);
   RemoveGroup();
 }
 

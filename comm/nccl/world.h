@@ -89,9 +89,8 @@ struct World : std::enable_shared_from_this<World> {
   std::unique_ptr<ControlPlane> plane;  // reset by the watchdog, at its end
 
   // Fails everything, pending and to come, here; the watchdog then aborts NCCL's communicators.
-  // False where it was broken already: the first reason stays. Must not be called with a group's
-  // mutex.
-  bool Break(const absl::Status& reason);
+  // Where it was broken already the first reason stays. Must not be called with a group's mutex.
+  void Break(const absl::Status& reason);
 
   // The same on all ranks. The others may be told another reason, as they are told by whom.
   void BreakEverywhere(const absl::Status& reason) { BreakEverywhere(reason, reason); }
@@ -125,6 +124,9 @@ struct World : std::enable_shared_from_this<World> {
   int groups = 0;
 
  private:
+  // Whether it was not broken before; `to_fail` is then what was pending.
+  bool MarkBroken(const absl::Status& reason, std::vector<std::shared_ptr<State>>& to_fail);
+
   std::atomic<bool> is_broken_{false};
 };
 

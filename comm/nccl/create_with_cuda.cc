@@ -1,0 +1,70 @@
+// create.h, built with --config=gpu.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lockstep/comm/nccl/create.h"
+#include "lockstep/comm/nccl/cuda_library.h"
+#include "lockstep/comm/nccl/device_choice.h"
+#include "lockstep/comm/nccl/nccl_communicator.h"
+
+namespace lockstep::comm::nccl {
+namespace {
+
+absl::StatusOr<std::shared_ptr<Library>> LibraryFor(const launch::World& world) {
+  const absl::StatusOr<int> visible = CountCudaDevices();
+  if (!visible.ok()) return visible.status();
+  const absl::StatusOr<int> index = ChooseDevice(world, *visible);
+  if (!index.ok()) return index.status();
+  return CudaLibrary(*index);
+}
+
+absl::StatusOr<std::shared_ptr<Store>> MeetAtStore(const launch::World& world,
+                                                   absl::Duration timeout) {
+  if (world.size == 1) return Store::InProcess();
+  if (!world.store) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(launch::LauncherName(world.launcher),
+                     " does not say where the ranks can meet: create a communicator over MPI first "
+                     "and NCCL's of that, or set MASTER_ADDR and MASTER_PORT"));
+  }
+  if (world.rank != 0) return Store::Connect(world.store->host, world.store->port, timeout);
+  auto store = Store::Serve(world.store->port);
+  // Other ranks may still ask when this one has no communicator any more.
+  static std::shared_ptr<Store>* served = nullptr;
+  if (store.ok()) served = new std::shared_ptr<Store>(*store);
+  static_cast<void>(served);
+  return store;
+}
+
+}  // namespace
+
+int CountDevices() { return CountCudaDevices().value_or(0); }
+
+absl::Status CheckDevices() {
+  const absl::StatusOr<int> visible = CountCudaDevices();
+  if (!visible.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no GPU can be used: ", std::string{visible.status().message()}));
+  }
+  return ChooseDevice({}, *visible).status();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Create(const launch::World& world,
+                                                     const Options& options) {
+  absl::StatusOr<std::shared_ptr<Library>> library = LibraryFor(world);
+  if (!library.ok()) return library.status();
+  absl::StatusOr<std::shared_ptr<Store>> store = MeetAtStore(world, options.deadline);
+  if (!store.ok()) return store.status();
+  return CreateOn(*std::move(library), *(*store)->WithPrefix("nccl/"), world.rank, world.size,
+                  options);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Create(const launch::World& world,
+                                                     Communicator& other, const Options& options) {
+  absl::StatusOr<std::shared_ptr<Library>> library = LibraryFor(world);
+  if (!library.ok()) return library.status();
+  return CreateOn(*std::move(library), other, options);
+}
+
+}  // namespace lockstep::comm::nccl
