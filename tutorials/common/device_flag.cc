@@ -3,10 +3,7 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "lockstep/comm/nccl/create.h"
 
 namespace lockstep::tutorials {
 
@@ -17,28 +14,22 @@ struct DeviceChoice {
 bool AbslParseFlag(absl::string_view text, DeviceChoice* choice, std::string* error) {
   choice->value = std::string(text);
   if (choice->value == "auto" || choice->value == "cpu") return true;
-  if (choice->value != "cuda") {
-    *error = "choose auto, cpu or cuda";
-    return false;
-  }
-  const absl::Status usable = comm::nccl::CheckDevices();
-  *error = absl::StrCat(std::string{usable.message()}, "; or use --device=cpu");
-  return usable.ok();
+  *error = choice->value == "cuda" ? "this program runs on the CPU only: use --device=cpu"
+                                   : "choose auto or cpu";
+  return false;
 }
 
 std::string AbslUnparseFlag(const DeviceChoice& choice) { return choice.value; }
 
 }  // namespace lockstep::tutorials
 
-ABSL_FLAG(lockstep::tutorials::DeviceChoice, device, {"auto"},
-          "where to compute: auto, cpu or cuda; auto is cuda where there is a GPU");
+ABSL_FLAG(lockstep::tutorials::DeviceChoice, device, {"auto"}, "where to compute: auto or cpu");
 
 namespace lockstep::tutorials {
 
 at::Device ChosenDevice() {
-  const std::string choice = absl::GetFlag(FLAGS_device).value;
-  const bool cuda = choice == "cuda" || (choice == "auto" && comm::nccl::CountDevices() > 0);
-  return cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  // Both values that were let in mean the same.
+  return at::Device(at::kCPU);
 }
 
 }  // namespace lockstep::tutorials

@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
 
 int RunRanks(int argc, char** argv, const Usage& usage,
              const std::function<absl::Status(comm::Communicator& world)>& body,
-             const launch::RelaunchOptions& options, const WorldFactory& create) {
+             const launch::RelaunchOptions& options) {
   KeepFreedMemory();
   if (options.default_ranks > 0) absl::SetFlag(&FLAGS_ranks, RankCount{options.default_ranks});
   SetFlagsOrExit(argc, argv, usage);
@@ -95,8 +95,7 @@ int RunRanks(int argc, char** argv, const Usage& usage,
   EnterUsersFolder();
   std::unique_ptr<comm::Communicator> world;
   const absl::Status status = StatusOf([&]() -> absl::Status {
-    absl::StatusOr<std::unique_ptr<comm::Communicator>> created =
-        create ? create(absl::GetFlag(FLAGS_deadline).value) : CreateWorld();
+    absl::StatusOr<std::unique_ptr<comm::Communicator>> created = CreateWorld();
     if (!created.ok()) return created.status();
     world = *std::move(created);
     return body(*world);
