@@ -18,9 +18,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/comm/launch/supervise.h"
+#include "lockstep/tools/trace/startup.h"
 #include "lockstep_openmpi/mpirun_path.h"
 
 extern char** environ;
@@ -159,6 +162,8 @@ absl::StatusOr<Command> MpirunCommand(const std::string& mpirun, int ranks, int 
     variables.insert({"OMPI_MCA_btl_sm_backing_directory", shared_memory});     // and later
   }
   variables[kRelaunched] = "1";
+  variables.insert({"LOCKSTEP_STARTED_AT",
+                    absl::StrFormat("%.6f", absl::ToUnixMicros(trace::ProcessStart()) * 1e-6)});
   variables[kTerminals] = absl::StrCat(isatty(1) ? "1" : "", isatty(2) ? "2" : "");
 
   const int cores = CoreCount();

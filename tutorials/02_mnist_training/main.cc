@@ -30,6 +30,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/progress.h"
 #include "lockstep/tutorials/common/run_main.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 
@@ -72,6 +73,7 @@ absl::Status Train() {
   const data::DistributedSampler sampler(
       {.size = train_set->size(), .seed = absl::GetFlag(FLAGS_seed)});
   data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  StartupDone("data");
 
   // STEP 2: the model, with random weights that the seed decides or with those of a file.
   at::manual_seed(absl::GetFlag(FLAGS_seed));
@@ -95,6 +97,7 @@ absl::Status Train() {
   double loss_sum = 0;  // of these
   int64_t steps_made = 0;
   TensorBoard board;  // curves, where --tensorboard asks for them
+  StartupDone("model");
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
@@ -124,6 +127,7 @@ absl::Status Train() {
         optimizer.step();
 
         loss_sum += loss.item<double>();
+        StartupDone("first step");
         CheckLoss(loss_sum, ++step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
         board.Step(steps_made + 1, loss.item<double>(), batch.rows());

@@ -28,6 +28,7 @@
 #include "lockstep/tutorials/common/flag_types.h"
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -49,6 +50,7 @@ absl::Status Train(comm::Communicator& world) {
   const data::DistributedSampler sampler(
       {.size = train_set->size(), .seed = absl::GetFlag(FLAGS_seed) + world.rank()});
   data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  StartupDone("data");
 
   // STEP 2: the model. The seed is the same, so all ranks begin with the same weights.
   torch::manual_seed(absl::GetFlag(FLAGS_seed));
@@ -57,6 +59,7 @@ absl::Status Train(comm::Communicator& world) {
   parallel::None none(model.module);  // nothing is parallel: each rank is alone with its copy
   parallel::optim::FusedAdamW optimizer(none.named_parameters(),
                                         {.lr = absl::GetFlag(FLAGS_lr).value});
+  StartupDone("model");
   Print(world, "step 0: weights differ by %.3g %%\n", Drift(none.parameters(), world));
 
   const auto limit = static_cast<int64_t>(absl::GetFlag(FLAGS_steps));
@@ -77,6 +80,7 @@ absl::Status Train(comm::Communicator& world) {
       optimizer.step();
 
       loss_sum += loss.item<double>();
+      StartupDone("first step", &world);
       CheckLoss(loss_sum, ++step, epoch);
 
       // STEP 4: how far apart are the copies? Only this line communicates, and it changes nothing.

@@ -30,6 +30,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
 #include "lockstep/tutorials/common/progress.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -51,6 +52,7 @@ absl::Status Train(comm::Communicator& world) {
                                           .world = world.size(),
                                           .seed = absl::GetFlag(FLAGS_seed)});
   data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  StartupDone("data");
 
   // STEP 2: the model. Manual copies rank 0's weights to all ranks, and does no more here: the rest
   // is STEP 4.
@@ -65,6 +67,7 @@ absl::Status Train(comm::Communicator& world) {
   Checkpoints checkpoints(&world);
   parallel::checkpoint::State state = {.strategy = &manual, .optimizer = &optimizer};
   int64_t steps_made = 0;
+  StartupDone("model");
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
@@ -103,6 +106,7 @@ absl::Status Train(comm::Communicator& world) {
         optimizer.step();
 
         loss_sum += loss.item<double>();
+        StartupDone("first step", &world);
         CheckLoss(loss_sum, ++step, epoch);
         progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step - first)));
         if (checkpoints.IsDue(++steps_made)) {

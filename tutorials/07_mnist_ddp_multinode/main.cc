@@ -31,6 +31,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
 #include "lockstep/tutorials/common/progress.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
@@ -53,6 +54,7 @@ absl::Status Train(comm::Communicator& world) {
                                           .world = world.size(),
                                           .seed = absl::GetFlag(FLAGS_seed)});
   data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  StartupDone("data");
 
   // STEP 2: the model. DDP copies rank 0's weights to all ranks, on all nodes.
   torch::manual_seed(absl::GetFlag(FLAGS_seed));
@@ -72,6 +74,7 @@ absl::Status Train(comm::Communicator& world) {
   double loss_sum = 0;  // of these
   int64_t steps_made = 0;
   TensorBoard board(world.rank());  // curves, where --tensorboard asks for them
+  StartupDone("model");
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
@@ -100,6 +103,7 @@ absl::Status Train(comm::Communicator& world) {
         optimizer.step();
 
         loss_sum += loss.item<double>();
+        StartupDone("first step", &world);
         waited += ddp.last_step().exposed;
         ++step;
         CheckLoss(loss_sum, step, epoch);

@@ -23,6 +23,7 @@
 #include "lockstep/tutorials/common/flag_types.h"
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -87,6 +88,7 @@ absl::Status Bench(comm::Communicator& world) {
              .seed = absl::GetFlag(FLAGS_seed),
              .timeline_folder = absl::GetFlag(FLAGS_report)};
   job.dataset = ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
+  StartupDone("data");
   if (job.batch * world.size() > job.dataset->size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--batch=%d on %d ranks is more than the %d images that there are",

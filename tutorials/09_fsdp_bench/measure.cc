@@ -23,6 +23,7 @@
 #include "lockstep/tools/trace/clock.h"
 #include "lockstep/tools/trace/memory_track.h"
 #include "lockstep/tools/trace/recorder.h"
+#include "lockstep/tutorials/common/startup.h"
 
 namespace lockstep::tutorials {
 namespace {
@@ -292,6 +293,7 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
                         : world.AllReduce(loss, comm::ReduceOp::kAverage))
                      .Wait());
     result.losses.push_back(loss.item<double>());
+    StartupDone("first step", &world);
   }
   if (trainer) trainer->Report(result);
   if (!job.timeline_folder.empty()) {

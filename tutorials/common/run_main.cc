@@ -18,6 +18,7 @@
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/tools/malloc/keep_freed_memory.h"
 #include "lockstep/tools/status/status_error.h"
+#include "lockstep/tools/trace/startup.h"
 
 namespace lockstep::tutorials {
 namespace {
@@ -99,6 +100,7 @@ void ExitAtOnce(int exit_status) {
 }
 
 int RunMain(int argc, char** argv, const Usage& usage, const std::function<absl::Status()>& body) {
+  trace::EndStartupPhase("libraries");
   KeepFreedMemory();
   SetFlagsOrExit(argc, argv, usage);
   EnterUsersFolder();

@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "lockstep/tutorials/common/subprocess.h"
 
 namespace lockstep::tutorials {
@@ -162,6 +164,37 @@ TEST(RunRanksTest, ChecksFlagsBeforeItStartsRanks) {
     EXPECT_EQ(outcome.exit_status, 2);
     EXPECT_EQ(outcome.err, "world_test_program: " + message + "\n");
   }
+}
+
+TEST(RunRanksTest, ProfilesTheStartUpOfAllRanks) {
+  const Outcome outcome =
+      RunMany({"--profile_startup"}, {.environment = {{"OMP_NUM_THREADS", "1"}}});
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  const std::vector<std::string> lines = absl::StrSplit(outcome.out, '\n');
+  ASSERT_EQ(lines.size(), 8U) << outcome.out;
+  EXPECT_EQ(lines[0], "3 ranks, sum 6");
+  EXPECT_EQ(lines[1], "start-up, in ms; ranks by what they did without waiting for others");
+  const auto words = [](const std::string& line) {
+    return std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()));
+  };
+  EXPECT_EQ(words(lines[2]), (std::vector<std::string>{"rank", "host", "launch", "libraries", "MPI",
+                                                       "body", "total", "threads", "cores"}));
+  std::set<std::string> ranks;
+  int slowest = 1'000'000;
+  for (int row = 4; row < 7; ++row) {
+    const std::vector<std::string> cells = words(lines[row]);
+    ASSERT_EQ(cells.size(), 9U) << lines[row];
+    ranks.insert(cells[0]);
+    int sum = 0;
+    for (int column = 2; column < 6; ++column) sum += std::stoi(cells[column]);
+    EXPECT_NEAR(sum, std::stoi(cells[6]), 4) << lines[row];  // rounded
+    const int own = std::stoi(cells[2]) + std::stoi(cells[3]);
+    EXPECT_LE(own, slowest + 2) << outcome.out;
+    slowest = own;
+    EXPECT_EQ(cells[7], "1");
+  }
+  EXPECT_EQ(ranks, (std::set<std::string>{"0", "1", "2"}));
+  EXPECT_TRUE(absl::StrContains(RunMany({"--profile_startup", "--ranks=1"}).out, "libraries"));
 }
 
 TEST(RunRanksTest, FailingRankEndsAllAndAloneSaysWhy) {

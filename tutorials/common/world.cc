@@ -1,6 +1,9 @@
 #include "lockstep/tutorials/common/world.h"
 
+#include <ATen/Parallel.h>
+
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,9 +15,12 @@
 #include "absl/time/time.h"
 #include "lockstep/comm/inprocess/inprocess_communicator.h"
 #include "lockstep/comm/launch/detect.h"
+#include "lockstep/comm/launch/threads.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
 #include "lockstep/tools/malloc/keep_freed_memory.h"
 #include "lockstep/tools/trace/flight_recorder.h"
+#include "lockstep/tools/trace/startup.h"
+#include "lockstep/tutorials/common/startup.h"
 
 namespace lockstep::tutorials {
 
@@ -78,6 +84,9 @@ void WriteFlightRecord(const comm::Communicator& world) {
 absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
   const absl::StatusOr<launch::World> world = launch::Detect();
   if (!world.ok()) return world.status();
+  if (const std::optional<int> threads = launch::ThreadsOfRank(*world)) {
+    at::set_num_threads(*threads);
+  }
   const absl::Duration deadline = absl::GetFlag(FLAGS_deadline).value;
   if (world->launcher == launch::Launcher::kAlone) {
     return std::move(comm::inprocess::Create(/*size=*/1, {.deadline = deadline})[0]);
@@ -88,6 +97,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
 int RunRanks(int argc, char** argv, const Usage& usage,
              const std::function<absl::Status(comm::Communicator& world)>& body,
              const launch::RelaunchOptions& options) {
+  trace::EndStartupPhase("libraries");
   KeepFreedMemory();
   if (options.default_ranks > 0) absl::SetFlag(&FLAGS_ranks, RankCount{options.default_ranks});
   SetFlagsOrExit(argc, argv, usage);
@@ -98,7 +108,10 @@ int RunRanks(int argc, char** argv, const Usage& usage,
     absl::StatusOr<std::unique_ptr<comm::Communicator>> created = CreateWorld();
     if (!created.ok()) return created.status();
     world = *std::move(created);
-    return body(*world);
+    StartupDone("MPI");
+    if (absl::Status ran = body(*world); !ran.ok()) return ran;
+    FinishStartup("body", world.get());
+    return absl::OkStatus();
   });
   if (status.ok()) return ExitStatus();
   if (world != nullptr) WriteFlightRecord(*world);

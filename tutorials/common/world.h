@@ -19,9 +19,10 @@ namespace lockstep::tutorials {
 //     return lockstep::tutorials::RunRanks(argc, argv, {.summary = ..., .example = ...}, Train);
 //   }
 //
-// Like RunMain, and: adds the flags --ranks and --deadline; started by hand, starts ranks of itself
-// under mpirun (see launch::RelaunchIfAlone); a rank that fails aborts `world`, so that the others
-// end. A rank that fails for no other reason than this (ABORTED) prints nothing.
+// Like RunMain, and: adds the flags --ranks, --deadline and --profile_startup (startup.h); gives
+// each rank its share of the node's cores (launch::ThreadsOfRank); started by hand, starts ranks of
+// itself under mpirun (see launch::RelaunchIfAlone); a rank that fails aborts `world`, so that the
+// others end. A rank that fails for no other reason than this (ABORTED) prints nothing.
 //
 // Where LOCKSTEP_FLIGHT_DIR names a folder, each rank that fails writes its last operations into
 // it, as rank3.flight.json (see trace::FlightRecorder): where a rank stands that the others wait

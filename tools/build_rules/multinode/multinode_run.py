@@ -143,7 +143,7 @@ class Run:
         else:
             if os.geteuid() == 0:
                 values.update({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
-            forwarded = list(values) + ["LOCKSTEP_RUN", "LOCKSTEP_RESTARTS"]
+            forwarded = list(values) + ["LOCKSTEP_RUN", "LOCKSTEP_RESTARTS", "LOCKSTEP_STARTED_AT"]
             launch = script.mpirun_words(self.args, _mpirun(self.site), forwarded, local=False)
         return script.job_script(self.args, self.site, program, launch, values, runs, self.folder, batch_job)
 
