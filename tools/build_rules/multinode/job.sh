@@ -9,6 +9,8 @@
 # That is done MAX_RESTARTS times, in the same job, or where Slurm stopped a batch job (time limit) by putting it back into the
 # queue. LOCKSTEP_RESTARTS tells the ranks how many restarts there were.
 #
+# LOCKSTEP_END_SECONDS (60) after a rank has failed, srun or mpirun is ended where it has not ended.
+#
 # SIGINT, SIGTERM, SIGHUP: the ranks get SIGTERM, and LOCKSTEP_GRACE_SECONDS (30) to save; a second
 # signal ends them at once. In a batch job Slurm tells them itself. Across nodes mpirun passes on
 # SIGUSR1 in the place of SIGTERM, and so does this script.
@@ -80,19 +82,42 @@ tell_ranks() {
   done
 }
 
+# srun and mpirun end the other ranks when one has failed, but wait long, or for ever, for those of a node
+# that is out of reach.
+end_launcher_of_failed_run() {
+  trap 'kill $!; exit' TERM
+  trap - INT HUP USR1
+  until [[ -d $run/first ]]; do pause 1; done
+  pause "${LOCKSTEP_END_SECONDS:-60}"
+  say "$launch has not ended ${LOCKSTEP_END_SECONDS:-60} s after a rank failed: it is ended"
+  kill -TERM "$launcher"
+  pause 5
+  pkill -KILL -s "$launcher"
+}
+
+pause() {  # SECONDS, so that traps need not wait for them
+  sleep "$1" &
+  wait $!
+}
+
 run_once() {
-  local status=0
+  local status=0 watch
   rm -rf "${run:?}"/*
   mkdir "$run/started" "$run/ended"
   launcher='' grace=''
+  LOCKSTEP_STARTED_AT=$(date +%s.%N)  # for --profile_startup of programs
+  export LOCKSTEP_STARTED_AT
   # Not in this shell's process group: Ctrl-C is for this shell, which tells the ranks.
   setsid "$@" </dev/null &
   launcher=$!
+  end_launcher_of_failed_run >/dev/null &
+  watch=$!
   while :; do
     wait "$launcher"
     status=$?
     kill -0 "$launcher" 2>/dev/null || break
   done
+  kill "$watch" 2>/dev/null
   launcher=''
   if [[ -n $grace ]]; then kill "$grace" 2>/dev/null; fi
   return "$status"
@@ -114,6 +139,13 @@ signal_name() {  # STATUS
 judge() {  # LAUNCHER'S-STATUS
   local launched=$1 rank status host first='' first_rank='' first_host='' restart='' missing=()
   local ended_by_others='^(143|137)$'  # SIGTERM and SIGKILL: most likely as another rank failed
+  # The rank that was the first to fail, unless by SIGTERM. By SIGKILL it was none of ours, which end
+  # rank.sh too.
+  local culprit=''
+  if [[ -s $run/first/rank ]]; then
+    culprit=$(<"$run/first/rank")
+    read -r status host <"$run/ended/$culprit" && [[ $status != 143 ]] || culprit=''
+  fi 2>/dev/null
   for ((rank = 0; rank < ranks; rank++)); do
     if [[ ! -e $run/ended/$rank ]]; then
       missing+=("$rank")
@@ -124,6 +156,7 @@ judge() {  # LAUNCHER'S-STATUS
       0) continue ;;
       "$kRestart") restart=yes ;;
     esac
+    if [[ -n $culprit && $rank != "$culprit" ]]; then continue; fi
     if [[ -z $first || ($first =~ $ended_by_others && ! $status =~ $ended_by_others) ]]; then
       first=$status first_rank=$rank first_host=$host
     fi
@@ -133,7 +166,7 @@ judge() {  # LAUNCHER'S-STATUS
     say "no rank started; do all nodes see $runs? ([stage] directory in the site file)"
     return $((launched ? launched : 1))
   fi
-  if ((${#missing[@]})) && [[ -z $first || $first =~ $ended_by_others ]]; then
+  if ((${#missing[@]})) && [[ -z $culprit ]] && [[ -z $first || $first =~ $ended_by_others ]]; then
     [[ -n $signal ]] || say "never heard how $(rank_names "${missing[@]}") ended: killed, or the node lost ($launch says $launched)"
     return $((launched ? launched : 1))
   fi

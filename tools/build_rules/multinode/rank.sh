@@ -30,7 +30,10 @@ fi
 echo "$(uname -n) $$" >"$run/started/$rank"
 
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then
-  threads=$(($(nproc) / ${LOCKSTEP_RANKS_PER_NODE:-1}))
+  # Of the cores that this rank may use no more than its part of those that the job has here.
+  threads=$((${SLURM_CPUS_ON_NODE:-$(nproc --all)} / ${LOCKSTEP_RANKS_PER_NODE:-1}))
+  allowed=$(nproc)
+  threads=$((threads < allowed ? threads : allowed))
   export OMP_NUM_THREADS=$((threads > 0 ? threads : 1))
 fi
 
@@ -58,5 +61,7 @@ else
 fi
 status=$?
 
+# Which rank ended badly first: the others may have because of it.
+if [[ $status != 0 ]] && mkdir "$run/first" 2>/dev/null; then echo "$rank" >"$run/first/rank"; fi
 echo "$status $(uname -n)" >"$run/ended/.$rank" && mv "$run/ended/.$rank" "$run/ended/$rank"
 exit "$status"
