@@ -31,6 +31,7 @@
 #include "lockstep/tutorials/common/flag_types.h"
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
+#include "lockstep/tutorials/common/startup.h"
 #include "lockstep/tutorials/common/world.h"
 
 ABSL_FLAG(std::string, strategy, "ddp", "none (each rank for itself), manual, ddp or fsdp");
@@ -114,10 +115,12 @@ absl::Status Train(comm::Communicator& world) {
 
   const std::shared_ptr<data::Dataset> dataset =
       ValueOrThrow(data::mnist::Open({.directory = absl::GetFlag(FLAGS_data)}));
+  tutorials::StartupDone("data");
   torch::manual_seed(0);
   models::Classifier model = ValueOrThrow(models::Create(absl::GetFlag(FLAGS_model).value));
   const std::unique_ptr<parallel::Strategy> strategy = MakeStrategy(model.module, comm);
   const std::unique_ptr<torch::optim::Optimizer> optimizer = MakeOptimizer(*strategy);
+  tutorials::StartupDone("model");
 
   std::vector<Step> measured;
   std::vector<double> losses;
@@ -150,6 +153,7 @@ absl::Status Train(comm::Communicator& world) {
 
     losses.push_back(loss.item<double>());
     if (step == 0) first_step_s = absl::ToDoubleSeconds(absl::Now() - start);
+    tutorials::StartupDone("first step", &world);
   }
   *current = Timing::kAsIs;
 
