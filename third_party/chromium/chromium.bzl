@@ -1,4 +1,4 @@
-"""@chromium//:browser: a program that tests of pages start, headless, as `browser`.
+"""@chromium//:browser: a program that tests of pages start, headless, as external/chromium/headless.
 
 From LOCKSTEP_CHROMIUM or the first of Chromium's usual names on PATH. Where there is none, it asks for
 the constraint //third_party/chromium:installed, and Bazel skips the tests.
@@ -27,8 +27,8 @@ def _impl(ctx):
         warn_missing(ctx, "Chromium", "chromium-headless-shell", "LOCKSTEP_CHROMIUM")
         ctx.file("BUILD.bazel", _TARGET.format(srcs = "", compat = unavailable_line("//third_party/chromium:installed")))
         return
-    ctx.file("browser", "#!/bin/sh\nexec '%s' \"$@\"\n" % path)
-    ctx.file("BUILD.bazel", _TARGET.format(srcs = '"browser"', compat = ""))
+    ctx.file("headless", "#!/bin/sh\nexec '%s' \"$@\"\n" % path)
+    ctx.file("BUILD.bazel", _TARGET.format(srcs = '"headless"', compat = ""))
 
 chromium_repository = repository_rule(
     implementation = _impl,

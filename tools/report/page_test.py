@@ -9,7 +9,7 @@ import subprocess
 import unittest
 
 BENCH = "tutorials/09_fsdp_bench/fsdp_bench"
-BROWSER = "external/chromium/browser"
+BROWSER = "external/chromium/headless"
 
 
 class Page(html.parser.HTMLParser):
