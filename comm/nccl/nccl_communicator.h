@@ -15,9 +15,8 @@
 //   at::Tensor gradient = at::ones({1000}, (*comm)->device());
 //   Work work = (*comm)->AllReduce(gradient, ReduceOp::kSum);
 //   ...                                                    // kernels go on meanwhile
-//   absl::Status status = work.Wait();                     // the current stream waits, not the
-//   host gradient.mul_(2);                                      // a kernel of that stream: sees
-//   the sum
+//   absl::Status status = work.Wait();  // the current stream waits, not the host
+//   gradient.mul_(2);                   // a kernel of that stream: sees the sum
 //
 // STREAMS. Each communicator has a stream of its own, of the highest priority. An operation waits
 // on the device for what was in the caller's current stream when it was issued, and Wait() makes

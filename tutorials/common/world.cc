@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "lockstep/comm/inprocess/inprocess_communicator.h"
 #include "lockstep/comm/launch/detect.h"
@@ -64,6 +65,8 @@ ABSL_FLAG(lockstep::tutorials::Deadline, deadline, {absl::Minutes(30)},
 
 namespace lockstep::tutorials {
 namespace {
+
+constexpr absl::Duration kTimeToLearn = absl::Seconds(1);
 
 // Whether another rank failed, aborted its communicator, and so says itself why.
 bool IsOfAnotherRank(const absl::Status& status, const comm::Communicator* world) {
@@ -119,6 +122,8 @@ int RunRanks(int argc, char** argv, const Usage& usage,
     PrintError(status);
     if (world != nullptr) world->Abort(status);
   }
+  // Rank 0 serves the store, from which the others learn who failed.
+  if (world != nullptr && world->rank() == 0 && world->size() > 1) absl::SleepFor(kTimeToLearn);
   ExitAtOnce(1);
 }
 
