@@ -29,6 +29,7 @@
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
 #include "lockstep/tutorials/common/startup.h"
+#include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -59,6 +60,7 @@ absl::Status Train(comm::Communicator& world) {
   parallel::None none(model.module);  // nothing is parallel: each rank is alone with its copy
   parallel::optim::FusedAdamW optimizer(none.named_parameters(),
                                         {.lr = absl::GetFlag(FLAGS_lr).value});
+  TensorBoard board = TensorBoard::OfEachRank(world.rank());  // curves, where --tensorboard asks
   StartupDone("model");
   Print(world, "step 0: weights differ by %.3g %%\n", Drift(none.parameters(), world));
 
@@ -82,9 +84,10 @@ absl::Status Train(comm::Communicator& world) {
       loss_sum += loss.item<double>();
       StartupDone("first step", &world);
       CheckLoss(loss_sum, ++step, epoch);
+      board.Step(++steps_made, loss.item<double>(), batch.rows());
 
       // STEP 4: how far apart are the copies? Only this line communicates, and it changes nothing.
-      if (++steps_made % absl::GetFlag(FLAGS_drift_every) == 0) {
+      if (steps_made % absl::GetFlag(FLAGS_drift_every) == 0) {
         Print(world, "step %d: weights differ by %.3g %%\n", steps_made,
               Drift(none.parameters(), world));
       }
@@ -96,6 +99,7 @@ absl::Status Train(comm::Communicator& world) {
     const std::unique_ptr<comm::Communicator> alone =
         ValueOrThrow(world.Split(/*color=*/world.rank(), /*key=*/0));
     const Evaluation test = ValueOrThrow(Evaluate(model, test_set, *alone));
+    board.Test(steps_made, test.loss, test.accuracy);
     absl::PrintF(
         "rank %d of %d: epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in "
         "%.1f s\n",

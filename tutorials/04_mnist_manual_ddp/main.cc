@@ -1,4 +1,5 @@
 // Trains a classifier on several ranks that average their gradients by hand. README.md explains it.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <torch/utils.h>
@@ -10,6 +11,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -31,6 +33,7 @@
 #include "lockstep/tutorials/common/print.h"
 #include "lockstep/tutorials/common/progress.h"
 #include "lockstep/tutorials/common/startup.h"
+#include "lockstep/tutorials/common/tensorboard_flag.h"
 #include "lockstep/tutorials/common/training_flags.h"
 #include "lockstep/tutorials/common/world.h"
 
@@ -65,12 +68,20 @@ absl::Status Train(comm::Communicator& world) {
 
   // Where an earlier run ended early, go on as if it had not: see 02.
   Checkpoints checkpoints(&world);
-  parallel::checkpoint::State state = {.strategy = &manual, .optimizer = &optimizer};
+  parallel::checkpoint::State state = {
+      .strategy = &manual,
+      .optimizer = &optimizer,
+      .generators = {at::globalContext().defaultGenerator(world.device())}};
+  int64_t step = 0;     // of the epoch
+  double loss_sum = 0;  // of these
   int64_t steps_made = 0;
+  TensorBoard board(world.rank());  // curves, where --tensorboard asks for them
   StartupDone("model");
   if (const auto resumed = checkpoints.Resume(state)) {
     steps_made = *resumed;
     ThrowIfError(loader.Seek(ValueOrThrow(data::ParsePosition(state.notes["position"]))));
+    step = std::stoll(state.notes["step"]);
+    loss_sum = std::stod(state.notes["loss_sum"]);
     Print(world, "going on after step %d\n", steps_made);
   }
 
@@ -80,13 +91,8 @@ absl::Status Train(comm::Communicator& world) {
   for (int64_t epoch = loader.position().epoch + 1; epoch <= epochs; ++epoch) {
     const absl::Time start = absl::Now();
     absl::Duration waited;  // for gradients of other ranks
-    double loss_sum = 0;
-    const int64_t rows_a_step = absl::GetFlag(FLAGS_batch) * world.size();
-    const int64_t first =
-        (loader.position().rows + rows_a_step - 1) / rows_a_step;  // 0, or resumed
-    int64_t step = first;
     {
-      Progress progress(absl::StrFormat("epoch %d", epoch), steps - first,
+      Progress progress(absl::StrFormat("epoch %d", epoch), steps - step,
                         {.enabled = world.rank() == 0 && launch::IsTerminal(2)});
       for (const data::Batch& batch : loader) {
         if (limit > 0 && step >= limit) break;
@@ -108,9 +114,12 @@ absl::Status Train(comm::Communicator& world) {
         loss_sum += loss.item<double>();
         StartupDone("first step", &world);
         CheckLoss(loss_sum, ++step, epoch);
-        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / (step - first)));
+        progress.Advance(absl::StrFormat("loss %.4f", loss_sum / step));
+        board.Step(steps_made + 1, loss.item<double>(), batch.rows() * world.size());
         if (checkpoints.IsDue(++steps_made)) {
-          state.notes["position"] = data::ToString(loader.position());
+          state.notes = {{"position", data::ToString(loader.position())},
+                         {"step", absl::StrCat(step)},
+                         {"loss_sum", absl::StrFormat("%.17g", loss_sum)}};
           checkpoints.Save(steps_made, state);
           if (checkpoints.stopped()) return absl::OkStatus();
         }
@@ -121,16 +130,19 @@ absl::Status Train(comm::Communicator& world) {
 
     // STEP 5: the test images are shared out, too. The loss is that of rank 0's share.
     const Evaluation test = ValueOrThrow(Evaluate(model, test_set, world));
+    board.Test(steps_made, test.loss, test.accuracy);
     Print(
         world,
         "epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in %.1f s, "
         "%.2f s of them waiting for gradients; %d all-reduces a step, 0 %% hidden; weights differ "
         "by %.3g %%\n",
-        epoch, loss_sum / std::max<int64_t>(step - first, 1), test.loss, test.accuracy,
-        step - first, seconds, absl::ToDoubleSeconds(waited), manual.parameters().size(),
+        epoch, loss_sum / std::max<int64_t>(step, 1), test.loss, test.accuracy, step, seconds,
+        absl::ToDoubleSeconds(waited), manual.parameters().size(),
         Drift(manual.parameters(), world));
+    step = 0;
+    loss_sum = 0;
   }
-  state.notes["position"] = data::ToString(loader.position());
+  state.notes = {{"position", data::ToString(loader.position())}, {"step", "0"}, {"loss_sum", "0"}};
   checkpoints.Finish(steps_made, state);
   return absl::OkStatus();
 }

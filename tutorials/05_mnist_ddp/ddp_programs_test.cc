@@ -100,5 +100,41 @@ TEST(DdpProgramsTest, GoOnFromEachOthersCheckpoints) {
   EXPECT_NEAR(second[0].test_loss, whole[1].test_loss, 0.002);
 }
 
+// What is printed of epochs, but for what depends on time.
+std::vector<std::string> WithoutTimes(const Outcome& outcome) {
+  std::vector<std::string> lines;
+  for (const std::string& line :
+       std::vector<std::string>(absl::StrSplit(outcome.out, '\n', absl::SkipEmpty()))) {
+    if (absl::StartsWith(line, "epoch ")) lines.push_back(line.substr(0, line.find(" steps in ")));
+  }
+  return lines;
+}
+
+TEST(DdpProgramsTest, PrintAfterABreakWhatTheyWouldHaveWithoutIt) {
+  for (const char* program : {kByHand, kDdp}) {
+    const std::string folder = (fs::path(testing::TempDir()) / "breaks").string();
+    fs::remove_all(folder);
+    std::vector<std::string> flags = {"--ranks=2", "--epochs=2", "--steps=2"};
+    const Outcome whole = Train(program, flags);
+    ASSERT_EQ(whole.exit_status, 0) << whole.err;
+
+    // Ended after each step: in the middle of either epoch, and at its end.
+    flags.push_back("--checkpoint_dir=" + folder);
+    std::vector<std::string> lines;
+    for (int step = 1; step <= 4; ++step) {
+      std::vector<std::string> words = flags;
+      words.push_back("--time_limit=1ms");
+      const Outcome part = Train(program, words);
+      ASSERT_EQ(part.exit_status, 75) << part.err;
+      for (const std::string& line : WithoutTimes(part)) lines.push_back(line);
+    }
+    const Outcome rest = Train(program, flags);
+    ASSERT_EQ(rest.exit_status, 0) << rest.err;
+    EXPECT_TRUE(absl::StartsWith(rest.out, "going on after step 4\n")) << rest.out;
+    for (const std::string& line : WithoutTimes(rest)) lines.push_back(line);
+    EXPECT_EQ(lines, WithoutTimes(whole)) << program;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::tutorials

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
 
@@ -23,9 +24,16 @@ double ResidentMebibytes() {
 
 }  // namespace
 
-TensorBoard::TensorBoard(int rank) : last_(trace::SteadyNow()) {
+TensorBoard::TensorBoard(int rank)
+    : TensorBoard(rank == 0 ? absl::GetFlag(FLAGS_tensorboard) : std::string()) {}
+
+TensorBoard TensorBoard::OfEachRank(int rank) {
   const std::string folder = absl::GetFlag(FLAGS_tensorboard);
-  if (rank == 0 && !folder.empty()) file_ = ValueOrThrow(trace::EventFile::Create(folder));
+  return TensorBoard(folder.empty() ? folder : absl::StrCat(folder, "/rank", rank));
+}
+
+TensorBoard::TensorBoard(const std::string& folder) : last_(trace::SteadyNow()) {
+  if (!folder.empty()) file_ = ValueOrThrow(trace::EventFile::Create(folder));
 }
 
 void TensorBoard::Step(int64_t step, double loss, int64_t samples) {

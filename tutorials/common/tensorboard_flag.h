@@ -27,6 +27,9 @@ class TensorBoard {
  public:
   explicit TensorBoard(int rank = 0);
 
+  // For ranks that train a model of their own each: all of them write, each to DIR/rank0, ...
+  static TensorBoard OfEachRank(int rank);
+
   // After step number `step` on `samples` of all ranks: "train/loss", "train/samples_per_second"
   // since the call before, and "memory/resident_mib" of this process.
   void Step(int64_t step, double loss, int64_t samples);
@@ -35,6 +38,8 @@ class TensorBoard {
   void Test(int64_t step, double loss, double accuracy);
 
  private:
+  explicit TensorBoard(const std::string& folder);
+
   void Add(const char* tag, int64_t step, double value);
 
   std::unique_ptr<trace::EventFile> file_;
