@@ -8,7 +8,9 @@
 NETWORK, with seconds and bytes: ranks_per_node; intra and inter, each {"alpha": of a message, "beta": of a byte}, where
 inter's beta is that of a node's whole network, which its ranks share; steal: the part of a transfer's time that computing
 ranks lose to it (0: it has engines of its own; 1: their cores move the bytes); tree: whether reduce-scatter and all-gather
-may be done in log2 steps, too (all-reduce always may). cores, of a machine whose ranks may outnumber them.
+may be done in log2 steps, too (all-reduce always may). Of a machine whose ranks may outnumber them: cores, and switch, what
+a transfer waits longer for each further rank that shares a core. copies: by what factor a byte of an all_gather or
+reduce_scatter costs more than one of an all-reduce (of which a ring moves twice as many).
 WORKLOAD: parameters; param_bytes and grad_bytes, of one in a transfer; units, of equal size; bucket_bytes of DDP; forward,
 backward and optimizer, seconds of one rank alone; jitter, a step's standard deviation over its mean.
 
@@ -60,7 +62,7 @@ def transfer(net, kind, size, ranks, per_node, sharing=1):
     intra, inter = net["intra"], net["inter"]
     beta = max(intra["beta"] if per_node > 1 else 0.0, inter["beta"] * sharing if nodes > 1 else 0.0)
     passes = 2 if kind == "all_reduce" else 1
-    moved = passes * (ranks - 1) / ranks * size * beta
+    moved = passes * (ranks - 1) / ranks * size * beta * net.get("copies", {}).get(kind, 1)
     across = nodes if nodes > 1 else 0
     ring = passes * (max(ranks - 1 - across, 0) * intra["alpha"] + across * inter["alpha"]) + moved
     if kind != "all_reduce" and not net["tree"]:
@@ -74,17 +76,23 @@ def crowding(net, ranks):
     return max(1.0, ranks / net["cores"]) if net.get("cores") else 1.0
 
 
+def crowded(net, seconds, slow):
+    """A transfer among ranks that outnumber their cores: its last rank comes when the others have let it."""
+    return seconds * slow + net.get("switch", 0.0) * (slow - 1)
+
+
 def ddp(net, work, ranks):
     slow = crowding(net, ranks)
     forward, backward = work["forward"] * slow, work["backward"] * slow
     size = work["parameters"] * work["grad_bytes"]
     buckets = max(1, math.ceil(size / work["bucket_bytes"]))
-    each = transfer(net, "all_reduce", size / buckets, ranks, net["ranks_per_node"]) * slow
+    moving = transfer(net, "all_reduce", size / buckets, ranks, net["ranks_per_node"])
+    each = crowded(net, moving, slow)
     end = 0.0
     for bucket in range(1, buckets + 1):
         end = max(end, forward + backward * bucket / buckets) + each
     computed = forward + backward
-    return max(computed + net["steal"] * buckets * each, end) + work["optimizer"] * slow, buckets * each
+    return max(computed + net["steal"] * buckets * moving * slow, end) + work["optimizer"] * slow, buckets * each
 
 
 def sharded(net, work, ranks, shards):
@@ -93,11 +101,13 @@ def sharded(net, work, ranks, shards):
     units, per_node = work["units"], net["ranks_per_node"]
     params = work["parameters"] * work["param_bytes"] / units
     grads = work["parameters"] * work["grad_bytes"] / units
-    gather = transfer(net, "all_gather", params, shards, per_node) * slow
-    scatter = transfer(net, "reduce_scatter", grads, shards, per_node) * slow
+    gathering = transfer(net, "all_gather", params, shards, per_node)
+    scattering = transfer(net, "reduce_scatter", grads, shards, per_node)
+    gather, scatter = crowded(net, gathering, slow), crowded(net, scattering, slow)
     replicas = ranks // shards
     if replicas > 1:
-        scatter += transfer(net, "all_reduce", grads / shards, replicas, 1, sharing=min(shards, per_node)) * slow
+        reducing = transfer(net, "all_reduce", grads / shards, replicas, 1, sharing=min(shards, per_node))
+        scattering, scatter = scattering + reducing, scatter + crowded(net, reducing, slow)
     forward, backward = work["forward"] * slow / units, work["backward"] * slow / units
     comm, computed, total = 0.0, [0.0, 0.0], 0.0
     for _ in range(units):  # forward; a gather may begin once the unit before the last is done with
@@ -116,7 +126,7 @@ def sharded(net, work, ranks, shards):
         scatters.append(computed[-1])
         comm = max(comm, computed[-1]) + scatter
         total += scatter
-    busy = (forward + backward) * units + net["steal"] * total
+    busy = (forward + backward) * units + net["steal"] * ((2 * units - 1) * gathering + units * scattering) * slow
     return max(comm, busy) + work["optimizer"] * slow / shards, total
 
 
@@ -171,42 +181,65 @@ def last_json(program, *flags):
 
 
 def measure_network(ranks, max_bytes, cores):
-    """alpha and beta of an all-reduce: of the least, and of the largest less that."""
+    """alpha and beta of an all-reduce: of the least, and of the largest less that; copies, of the largest of the others."""
     report = last_json("collective_times", f"--ranks={ranks}", "--samples=7", "--min_bytes=1024", f"--max_bytes={max_bytes}")
-    times = {entry["bytes"]: statistics.median(entry["seconds"]) for entry in report["times"]
-             if (entry["who"], entry["what"]) == ("lockstep", "AllReduce")}
-    least, most = times[min(times)], times[max(times)]
-    alpha = least / (2 * math.ceil(math.log2(ranks)))
-    beta = max(most - least, 0) / (2 * (ranks - 1) / ranks * max(times))
-    link = {"alpha": alpha, "beta": beta}
-    return {"ranks_per_node": 1 << 30, "intra": link, "inter": link, "steal": 1.0, "tree": True, "cores": cores}
+    times = {(entry["what"], entry["bytes"]): statistics.median(entry["seconds"]) for entry in report["times"]
+             if entry["who"] == "lockstep"}
+    sizes = sorted({size for _, size in times})
+    least, most = (times["AllReduce", size] for size in (sizes[0], sizes[-1]))
+    link = {"alpha": least / (2 * math.ceil(math.log2(ranks))),
+            "beta": max(most - least, 1e-9) / (2 * (ranks - 1) / ranks * sizes[-1])}
+    copies = {kind: times[what, sizes[-1]] / ((ranks - 1) / ranks * sizes[-1] * link["beta"])
+              for kind, what in (("all_gather", "AllGather"), ("reduce_scatter", "ReduceScatter"))}
+    return {"ranks_per_node": 1 << 30, "intra": link, "inter": link, "steal": 1.0, "tree": True, "cores": cores,
+            "copies": copies, "switch": 0.0}
+
+
+def fit(seconds, most):
+    """The least number up to `most` from which on seconds(number), which grows with it, is not negative."""
+    low = 0.0
+    for _ in range(40):
+        middle = (low + most) / 2
+        low, most = (middle, most) if seconds(middle) < 0 else (low, middle)
+    return low
 
 
 def check(args):
-    """Compute time of as many ranks as there are cores, each alone; the network between two; then the real runs."""
+    """Compute time of as many ranks as there are cores, each alone; the network between two; then the real runs. Ranks that
+    outnumber their cores share them as the system pleases: switch is chosen so that DDP on two a core is right."""
     cores = args.cores or len(os.sched_getaffinity(0))
     common = [f"--model={args.model}", f"--steps={args.steps}", f"--warmup={max(1, args.steps // 8)}", f"--batch={args.batch}"]
-    most = max(args.ranks)
 
     def run(ranks, strategy, comm):
-        return last_json("train", f"--ranks={ranks}", f"--strategy={strategy}", f"--comm={comm}", *common)
+        done = [last_json("train", f"--ranks={ranks}", f"--strategy={strategy}", f"--comm={comm}", *common)
+                for _ in range(args.rounds)]
+        print(f"{strategy}, {ranks} ranks, {'computing alone' if comm == 'null' else comm}", file=sys.stderr, flush=True)
+        return {name: statistics.median(one[name] for one in done) for name, value in done[0].items()
+                if isinstance(value, (int, float))}
 
-    computing = {ranks: run(ranks, "ddp", "null") for ranks in {1, min(cores, most)}}
-    net = measure_network(2, computing[1]["payload_bytes"], cores)
+    net = measure_network(2, run(1, "ddp", "null")["payload_bytes"], cores)
     rows = [["strategy", "ranks", "predicted ms", "measured ms", "error"]]
     for strategy in ("ddp", "fsdp"):
+        computing = {ranks: run(ranks, strategy, "null") for ranks in sorted({min(cores, ranks) for ranks in args.ranks})}
         for ranks in args.ranks:
-            compute = computing[1 if ranks == 1 else min(cores, most)]
-            seconds = {name: compute[name + "_ms"] / 1e3 for name in ("forward", "backward", "optimizer")}
-            real = statistics.median(run(ranks, strategy, "mpi")["step_ms"] for _ in range(args.rounds))
-            payload = computing[1]["payload_bytes"]
-            work = dict(seconds, parameters=payload / 4, param_bytes=4, grad_bytes=4, units=args.units, bucket_bytes=25 << 20,
-                        jitter=0)
+            alone = computing[min(cores, ranks)]
+            # DDP has an all-reduce for each bucket. FSDP has three collectives for each unit, of all parameters three times.
+            pieces = alone["collectives"] if strategy == "ddp" else alone["collectives"] // 3
+            size = alone["payload_bytes"] // (1 if strategy == "ddp" else 3)
+            work = {"forward": alone["forward_ms"] / 1e3, "backward": alone["backward_ms"] / 1e3,
+                    # What each rank's optimizer takes for its own shard, of all parameters.
+                    "optimizer": alone["optimizer_ms"] / 1e3 * (1 if strategy == "ddp" else min(cores, ranks)),
+                    "parameters": size / 4, "param_bytes": 4, "grad_bytes": 4, "units": pieces,
+                    "bucket_bytes": math.ceil(size / pieces), "jitter": 0}
+            real = run(ranks, strategy, "mpi")["step_ms"]
+            fitted = strategy == "ddp" and ranks == 2 * cores
+            if fitted:
+                net["switch"] = fit(lambda switch: predict(dict(net, switch=switch), work, strategy, ranks)[0] * 1e3 - real,
+                                    real / 1e3)
             step = predict(net, work, strategy, ranks)[0] * 1e3
-            rows.append([strategy, str(ranks), f"{step:.2f}", f"{real:.2f}", f"{step / real - 1:+.0%}"])
-            print(f"{strategy}, {ranks} ranks", file=sys.stderr, flush=True)
+            rows.append([strategy, str(ranks), f"{step:.2f}", f"{real:.2f}", "fitted" if fitted else f"{step / real - 1:+.0%}"])
     print(f"{args.model}, batch {args.batch} a rank, {cores} cores; alpha {net['intra']['alpha'] * 1e6:.2f} us, "
-          f"beta {net['intra']['beta'] * 1e9:.3f} ns a byte; medians of {args.rounds} runs")
+          f"beta {net['intra']['beta'] * 1e9:.3f} ns a byte, switch {net['switch'] * 1e3:.2f} ms; medians of {args.rounds} runs")
     print(table(rows))
 
 
@@ -215,7 +248,7 @@ def read(path, defaults):
         return dict(defaults)
     with open(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path)) as f:
         found = json.load(f)
-    unknown = sorted(set(found) - set(defaults) - {"cores"})
+    unknown = sorted(set(found) - set(defaults) - {"cores", "switch", "copies"})
     if unknown:
         sys.exit(f"scaling: {path} has no use for {', '.join(unknown)}; it may have {', '.join(defaults)}")
     return {**defaults, **found}
@@ -235,7 +268,6 @@ def main():
     p.add_argument("--workload", default="", help="JSON file; what it does not say is as in WORKLOAD above")
     p.add_argument("--check", action="store_true", help="measure alpha, beta and compute time here; compare with real runs")
     p.add_argument("--model", default="mlp", help="of --check; default: %(default)s")
-    p.add_argument("--units", type=int, default=1, help="of that model, under FSDP; default: %(default)s")
     p.add_argument("--batch", type=int, default=64, help="of --check; default: %(default)s")
     p.add_argument("--steps", type=int, default=80, help="of each run of --check; default: %(default)s")
     p.add_argument("--rounds", type=int, default=3, help="of --check; default: %(default)s")

@@ -58,6 +58,9 @@ class ScalingTest(unittest.TestCase):
 
     def test_crowded_jittery_and_stolen(self):
         self.assertAlmostEqual(scaling.predict(dict(FREE, cores=2), WORK, "ddp", 8)[0], 4 * 340)
+        # Four a core: each of two buckets waits for three others, the first behind backward.
+        self.assertAlmostEqual(scaling.predict(dict(FREE, cores=2, switch=7.0), WORK, "ddp", 8)[0], 4 * 340 + 3 * 7)
+        self.assertAlmostEqual(scaling.transfer(dict(NET, copies={"all_gather": 2}), "all_gather", 8, 4, 4), 3 + 2 * 0.75 * 8 * 0.25)
         self.assertGreater(scaling.predict(FREE, dict(WORK, jitter=0.1), "ddp", 64)[0], 340 * 1.28)
         # 11 of transfers cost the cores that, less than the 5.5 after backward only if none of it is stolen.
         self.assertAlmostEqual(scaling.predict(dict(NET, steal=1.0), WORK, "ddp", 4)[0], 300 + 11 + 40)
