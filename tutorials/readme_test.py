@@ -23,6 +23,7 @@ PROGRAMS = {  # target: the program
     "mnist_manual_ddp": "04_mnist_manual_ddp/mnist_manual_ddp",
     "mnist_training": "02_mnist_training/mnist_training",
     "torch_dist": "00_torch_dist/torch_dist",
+    "torch_dist_gpu": "01_torch_dist_gpu/torch_dist_gpu",
 }
 # Added to a command that would take long. A flag that is given twice has its last value.
 SHORTER = {

@@ -285,7 +285,7 @@ TEST(MnistTrainingTest, EachMistakeGetsOneLine) {
   const Mistake mistakes[] = {
       {{"--data=/nowhere"}, 1, {"no train-images-idx3-ubyte", "'/nowhere'", "--data=DIR"}},
       {{"--model=resnet"}, 2, {"'resnet'", "choose one of mlp, convnet, vit, vit25m"}},
-      {{"--device=cuda"}, 2, {"use --device=cpu"}},
+      {{"--device=cuda"}, 2, {"or use --device=cpu"}},
       {{"--batch=0"}, 2, {"'0'", "'batch'", "from 1 up"}},
       {{"--epochs=-1"}, 2, {"'-1'", "'epochs'"}},
       {{"--load_weights=/nowhere/x"}, 1, {"/nowhere/x"}},

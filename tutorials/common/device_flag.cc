@@ -3,33 +3,47 @@
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "lockstep/comm/nccl/create.h"
 
 namespace lockstep::tutorials {
 
-struct DeviceChoice {
-  std::string value;
-};
+enum class DeviceChoice { kAuto, kCpu, kCuda };
 
 bool AbslParseFlag(absl::string_view text, DeviceChoice* choice, std::string* error) {
-  choice->value = std::string(text);
-  if (choice->value == "auto" || choice->value == "cpu") return true;
-  *error = choice->value == "cuda" ? "this program runs on the CPU only: use --device=cpu"
-                                   : "choose auto or cpu";
-  return false;
+  if (text == "auto" || text == "cpu") {
+    *choice = text == "auto" ? DeviceChoice::kAuto : DeviceChoice::kCpu;
+    return true;
+  }
+  if (text != "cuda") {
+    *error = "choose auto, cpu or cuda";
+    return false;
+  }
+  *choice = DeviceChoice::kCuda;
+  const absl::Status usable = comm::nccl::CheckDevices();
+  *error = absl::StrCat(std::string{usable.message()}, "; or use --device=cpu");
+  return usable.ok();
 }
 
-std::string AbslUnparseFlag(const DeviceChoice& choice) { return choice.value; }
+std::string AbslUnparseFlag(DeviceChoice choice) {
+  if (choice == DeviceChoice::kAuto) return "auto";
+  return choice == DeviceChoice::kCpu ? "cpu" : "cuda";
+}
 
 }  // namespace lockstep::tutorials
 
-ABSL_FLAG(lockstep::tutorials::DeviceChoice, device, {"auto"}, "where to compute: auto or cpu");
+ABSL_FLAG(lockstep::tutorials::DeviceChoice, device, lockstep::tutorials::DeviceChoice::kAuto,
+          "where to compute: auto, cpu or cuda; auto is cuda where there is a GPU");
 
 namespace lockstep::tutorials {
 
 at::Device ChosenDevice() {
-  // Both values that were let in mean the same.
-  return at::Device(at::kCPU);
+  const DeviceChoice choice = absl::GetFlag(FLAGS_device);
+  const bool cuda = choice == DeviceChoice::kCuda ||
+                    (choice == DeviceChoice::kAuto && comm::nccl::CountDevices() > 0);
+  return cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
 }
 
 }  // namespace lockstep::tutorials

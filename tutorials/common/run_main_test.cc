@@ -59,7 +59,9 @@ TEST(RunMainTest, HelpShowsThisProgramsFlagsOnly) {
             "\n"
             "Common flags:\n"
             "  --batch=64              images a step, on each rank\n"
-            "  --device=auto           where to compute: auto or cpu\n"
+            "  --device=auto           where to compute: auto, cpu or cuda; auto is cuda where "
+            "there is a "
+            "GPU\n"
             "  --lr=0.001              learning rate\n"
             "  --seed=1                decides the first weights and the order of the images\n");
   EXPECT_EQ(RunOne({"-h"}).out, help.out);
@@ -91,10 +93,10 @@ TEST(RunMainTest, RefusesSenselessValues) {
   ExpectRefused({"--seed=-1"}, "Illegal value '-1' specified for flag 'seed'");
   ExpectRefused({"--batch"}, "--batch needs a value, as in --batch=64");
   ExpectRefused({"--device=cuda"},
-                "Illegal value 'cuda' specified for flag 'device'; this program runs on the CPU "
-                "only: use --device=cpu");
+                "Illegal value 'cuda' specified for flag 'device'; this program was built without "
+                "CUDA: build it with --config=gpu (docs/gpu.md); or use --device=cpu");
   ExpectRefused({"--device=gpu"},
-                "Illegal value 'gpu' specified for flag 'device'; choose auto or cpu");
+                "Illegal value 'gpu' specified for flag 'device'; choose auto, cpu or cuda");
 }
 
 TEST(RunMainTest, FailsWithOneLine) {

@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorld() {
 
 int RunRanks(int argc, char** argv, const Usage& usage,
              const std::function<absl::Status(comm::Communicator& world)>& body,
-             const launch::RelaunchOptions& options) {
+             const launch::RelaunchOptions& options, const WorldFactory& create) {
   trace::EndStartupPhase("libraries");
   KeepFreedMemory();
   if (options.default_ranks > 0) absl::SetFlag(&FLAGS_ranks, RankCount{options.default_ranks});
@@ -108,10 +108,11 @@ int RunRanks(int argc, char** argv, const Usage& usage,
   EnterUsersFolder();
   std::unique_ptr<comm::Communicator> world;
   const absl::Status status = StatusOf([&]() -> absl::Status {
-    absl::StatusOr<std::unique_ptr<comm::Communicator>> created = CreateWorld();
+    absl::StatusOr<std::unique_ptr<comm::Communicator>> created =
+        create ? create(absl::GetFlag(FLAGS_deadline).value) : CreateWorld();
     if (!created.ok()) return created.status();
     world = *std::move(created);
-    StartupDone("MPI");
+    StartupDone(world->device().is_cuda() ? "NCCL" : "MPI");
     if (absl::Status ran = body(*world); !ran.ok()) return ran;
     FinishStartup("body", world.get());
     return absl::OkStatus();

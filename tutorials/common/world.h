@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/launch/relaunch.h"
 #include "lockstep/tutorials/common/run_main.h"
@@ -30,9 +31,14 @@ namespace lockstep::tutorials {
 //
 // Flags are checked before ranks are started. In a rank the flag --ranks has its default: ask
 // world.size().
+//
+// `create`, where one is given, makes `world` in the place of CreateWorld, with --deadline as its
+// deadline: see device_world.h.
+using WorldFactory =
+    std::function<absl::StatusOr<std::unique_ptr<comm::Communicator>>(absl::Duration deadline)>;
 int RunRanks(int argc, char** argv, const Usage& usage,
              const std::function<absl::Status(comm::Communicator& world)>& body,
-             const launch::RelaunchOptions& options = {});
+             const launch::RelaunchOptions& options = {}, const WorldFactory& create = {});
 
 // What RunRanks gives to body: the communicator of all ranks that the launcher started, over MPI,
 // with --deadline; where nothing did, that of one rank in this process, which needs no MPI.

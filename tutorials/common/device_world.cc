@@ -1,0 +1,24 @@
+#include "lockstep/tutorials/common/device_world.h"
+
+#include "lockstep/comm/launch/detect.h"
+#include "lockstep/comm/mpi/mpi_communicator.h"
+#include "lockstep/comm/nccl/create.h"
+#include "lockstep/tutorials/common/device_flag.h"
+#include "lockstep/tutorials/common/world.h"
+
+namespace lockstep::tutorials {
+
+absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Duration deadline) {
+  if (!ChosenDevice().is_cuda()) return CreateWorld();
+  const absl::StatusOr<launch::World> world = launch::Detect();
+  if (!world.ok()) return world.status();
+  const comm::nccl::Options options = {.deadline = deadline};
+  const bool has_mpi = world->launcher == launch::Launcher::kMpirun ||
+                       world->launcher == launch::Launcher::kSrunPmix;
+  if (!has_mpi) return comm::nccl::Create(*world, options);
+  const auto over_mpi = comm::mpi::Create(*world, {.deadline = deadline});
+  if (!over_mpi.ok()) return over_mpi.status();
+  return comm::nccl::Create(*world, **over_mpi, options);
+}
+
+}  // namespace lockstep::tutorials
