@@ -13,6 +13,9 @@ def embed_files(name, files, **kwargs):
         commands.append(
             "echo '.global {0}; {0}: .incbin \"$(execpath {1})\"; .global {0}_end; {0}_end:'".format(symbol, label),
         )
+
+    # Bazel drops from the assembler's inputs what no #include names: the digest tells it of a change.
+    commands.append("echo \"/* $$(cat $(SRCS) | sha256sum | cut -d' ' -f1) */\"")
     commands.append("echo '.section .note.GNU-stack,\"\",%progbits'")
     native.genrule(
         name = name + "_assembly",

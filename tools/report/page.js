@@ -18,6 +18,7 @@
     const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
     return value.toFixed(Math.min(places, 6));
   };
+  const GAP = { ticks: "outside", ticklen: 5, tickcolor: "rgba(0,0,0,0)" };  // between numbers and their axis
   const count = (value) => value.toLocaleString("en-US");
 
   function element(parent, tag, text, attributes = {}) {
@@ -30,7 +31,8 @@
   function plot(id, traces, layout) {
     return Plotly.newPlot(id, traces, {
       font: FONT, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 70, r: 20, t: 10, b: 45 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+      margin: { l: 70, r: 20, t: 10, b: 45 },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal", itemwidth: 30 },
       hoverlabel: { font: FONT }, ...layout,
     }, CONFIG);
   }
@@ -60,11 +62,12 @@
         `of the communication of ${talking.map((s) => s.strategy).join(" / ")} is hidden behind computing`);
     }
     if (ddp && manual && manual.ranks > 1) {
-      show(`${digits(manual.step_ms / ddp.step_ms)}× as fast`, `a step of ddp as with an all-reduce by hand: ` +
-        `${digits(ddp.step_ms)} against ${digits(manual.step_ms)} ms`);
+      const saved = Math.round(100 * (1 - ddp.step_ms / manual.step_ms));
+      show(saved === 0 ? "as long" : `${Math.abs(saved)} % ${saved > 0 ? "less" : "more"} time`, `for a step of ddp ` +
+        `${saved === 0 ? "as" : "than"} with an all-reduce by hand: ${digits(ddp.step_ms)} against ${digits(manual.step_ms)} ms`);
     }
     if (report.strategies.length > 1) {
-      show(report.loss_difference.toExponential(1), "the largest relative difference between the strategies' losses at any step");
+      show(`≤ ${report.loss_difference.toExponential(1)}`, "the largest relative difference between the strategies' losses at any step");
     }
   }
 
@@ -83,7 +86,7 @@
       barmode: "stack", height: 120 + 46 * names.length, bargap: 0.38,
       xaxis: { title: { text: "ms a step" }, rangemode: "tozero", domain: [0, 0.52] },
       xaxis2: { title: { text: "ms of communication a step" }, rangemode: "tozero", domain: [0.7, 0.94] },
-      yaxis: { autorange: "reversed", automargin: true }, yaxis2: { autorange: "reversed", anchor: "x2", showticklabels: false },
+      yaxis: { autorange: "reversed", automargin: true, ...GAP }, yaxis2: { autorange: "reversed", anchor: "x2", showticklabels: false },
       annotations: [
         ...strategies.map((s) => label(s, s.split_ms.compute + s.split_ms.hidden + s.split_ms.exposed,
           `${digits(s.step_ms)} ms, ${digits(s.samples_per_s)} samples/s`)),
@@ -98,13 +101,14 @@
     const columns = Math.min(shown.length, 2), rows = Math.ceil(shown.length / columns);
     const top = 1.06 * mib(Math.max(...shown.flatMap((s) =>
       s.timeline.time_ms.map((_, i) => CATEGORIES.reduce((sum, [key]) => sum + s.timeline.bytes[key][i], 0)))));
-    const traces = [], layout = { shapes: [], annotations: [], height: 60 + 270 * rows };
-    layout.grid = { rows, columns, pattern: "independent", xgap: 0.1, ygap: 0.28 };
+    const categories = CATEGORIES.filter(([key]) => shown.some((s) => Math.max(...s.timeline.bytes[key]) > 0.002 * top * MIB));
+    const traces = [], layout = { shapes: [], annotations: [], height: 60 + 300 * rows };
+    layout.grid = { rows, columns, pattern: "independent", xgap: 0.16, ygap: 0.32 };
     shown.forEach((s, index) => {
       const axis = index === 0 ? "" : String(index + 1);
-      layout[`xaxis${axis}`] = { ticksuffix: " ms", rangemode: "tozero" };
-      layout[`yaxis${axis}`] = { range: [0, top], ticksuffix: " MiB" };
-      for (const [key, color] of CATEGORIES) {
+      layout[`xaxis${axis}`] = { title: { text: "ms", standoff: 4 }, rangemode: "tozero" };
+      layout[`yaxis${axis}`] = { title: { text: "MiB" }, range: [0, top], ...GAP };
+      for (const [key, color] of categories) {
         traces.push({
           type: "scatter", mode: "lines", line: { width: 0, shape: "hv" }, fillcolor: color, stackgroup: s.strategy, name: key,
           legendgroup: key, showlegend: index === 0, x: s.timeline.time_ms, y: s.timeline.bytes[key].map(mib),
@@ -121,36 +125,38 @@
       layout.annotations.push({ x: 0, y: 1.01, xref: `x${axis} domain`, yref: `y${axis} domain`, xanchor: "left", yanchor: "bottom",
         showarrow: false, text: `<b>${s.strategy}</b>, peak ${digits(mib(s.total_peak_bytes))} MiB` });
     });
-    layout.legend = { orientation: "h", y: -0.09, yanchor: "top", x: 0 };
-    layout.margin = { l: 70, r: 20, t: 28, b: 70 };
+    layout.legend = { orientation: "h", y: 1.08, yanchor: "bottom", x: 0, traceorder: "normal" };
+    layout.margin = { l: 70, r: 20, t: 60, b: 45 };
     return plot("memory", traces, layout);
   }
 
   const diamonds = (strategies, values, name) => ({
-    type: "scatter", mode: "markers", name, x: strategies.map((s) => s.strategy), y: values,
+    type: "scatter", mode: "markers", cliponaxis: false, name, x: strategies.map((s) => s.strategy), y: values,
     marker: { symbol: "diamond", size: 11, color: "#fff", line: { color: "#1c2733", width: 2 } },
     hovertemplate: `%{x}: formula %{y:.4~f} MiB<extra></extra>`,
   });
 
   function drawPeak(strategies) {
     const names = strategies.map((s) => s.strategy);
-    const traces = CATEGORIES.filter(([key]) => strategies.some((s) => s.peak_make_up_bytes[key] > 0)).map(([key, color]) => ({
+    const categories = CATEGORIES.filter(([key]) => strategies.some((s) => s.peak_make_up_bytes[key] > 0.002 * s.total_peak_bytes));
+    const traces = categories.map(([key, color]) => ({
       type: "bar", name: key, x: names, y: strategies.map((s) => mib(s.peak_make_up_bytes[key])), marker: { color },
       hovertemplate: `%{x}: %{y:.4~f} MiB ${key}<extra></extra>`,
     }));
     traces.push(diamonds(strategies, strategies.map((s) => mib(s.formula_bytes.kept)), "formula, kept"));
-    return plot("peak", traces, { barmode: "stack", height: 380, yaxis: { title: { text: "MiB" } }, bargap: 0.35 });
+    return plot("peak", traces, { barmode: "stack", height: 380, yaxis: { title: { text: "MiB" }, ...GAP }, bargap: 0.35 });
   }
 
   function drawBytes(strategies) {
     const bars = {
       type: "bar", name: "measured", x: strategies.map((s) => s.strategy), y: strategies.map((s) => mib(s.sent_bytes_per_step)),
       marker: { color: strategies.map((s) => COLORS[s.strategy]) }, showlegend: false,
-      text: strategies.map((s) => `${count(s.collectives_per_step)} coll.`), textposition: "outside", cliponaxis: false,
+      text: strategies.map((s) => (s.sent_bytes_per_step > 0 ? `in ${count(s.collectives_per_step)}` : "")), textposition: "inside",
+      insidetextanchor: "middle", textangle: 0, insidetextfont: { color: "#fff", size: 14 },
       hovertemplate: "%{x}: %{y:.4~f} MiB<extra></extra>",
     };
     const formulas = diamonds(strategies, strategies.map((s) => mib(s.formula_bytes.sent_per_step)), "formula");
-    return plot("bytes", [bars, formulas], { height: 380, yaxis: { title: { text: "MiB" }, rangemode: "tozero" }, bargap: 0.35 });
+    return plot("bytes", [bars, formulas], { height: 380, yaxis: { title: { text: "MiB" }, rangemode: "tozero", ...GAP }, bargap: 0.35 });
   }
 
   function drawLoss(report, strategies) {
@@ -161,7 +167,7 @@
       line: { color: COLORS[s.strategy], width: 2 + 2 * (strategies.length - 1 - index) }, marker: { size: 5 + 2 * (strategies.length - 1 - index) },
       hovertemplate: "step %{x}: %{y:.6f}<extra>" + s.strategy + "</extra>",
     }));
-    return plot("loss", traces, { height: 330, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "loss" } } });
+    return plot("loss", traces, { height: 330, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "loss" }, ...GAP } });
   }
 
   function fillTable(report, strategies) {
