@@ -4,8 +4,9 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
+
+#include "lockstep/tools/device/stream_mark.h"
 
 namespace lockstep::data {
 
@@ -16,6 +17,7 @@ namespace lockstep::data {
 //   lockstep::ThrowIfError(dataset->ReadInto({0, 5, 2}, batch));
 //   at::Tensor images = batch["images"];  // (3, 1, 28, 28) float32
 //   at::Tensor labels = batch["labels"];  // (3,) int64
+//   at::Tensor there = batch.To("images", world.device());
 //
 // Memory is used again from one read to the next. A tensor that somebody still holds at the next
 // read (a copy of the handle, a view, an autograd graph) is left alone: it keeps its values, and
@@ -34,6 +36,11 @@ class Batch {
   // lists the names that are.
   const at::Tensor& operator[](std::string_view name) const;
 
+  // A field on `device`: itself, where it is there; else a copy. From page-locked memory a GPU
+  // takes it on this thread's current stream, while the host goes on; the memory is not written to
+  // again before that is done, which for copies of your own nobody sees to.
+  at::Tensor To(std::string_view name, at::Device device) const;
+
   // Rows of the first field; 0 while there is none.
   int64_t rows() const;
 
@@ -46,7 +53,15 @@ class Batch {
   const at::Tensor& Reserve(std::string_view name, at::IntArrayRef sizes, at::ScalarType dtype);
 
  private:
-  std::vector<std::pair<std::string, at::Tensor>> fields_;
+  struct Field {
+    std::string name;
+    at::Tensor tensor;
+    mutable device::StreamMark copied;
+  };
+
+  const Field& Find(std::string_view name) const;
+
+  std::vector<Field> fields_;
   bool pinned_ = false;
 };
 

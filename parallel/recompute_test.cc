@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/grad_hook.h"
 #include "lockstep/tools/trace/memory.h"
 
@@ -308,11 +309,11 @@ TEST(RecomputeTest, RunsInTheAutocastStateOfTheFirstForward) {
     Inner inner;
     SetRecompute(*inner, recompute);
     const at::Tensor x = Input().to(at::kFloat);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::increment_nesting();
-    const at::Tensor y = inner(x) + inner(x);
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::Tensor y;
+    {
+      const Autocast autocast(at::kCPU, at::kBFloat16);
+      y = inner(x) + inner(x);
+    }
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     y.sum().backward();
     EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));

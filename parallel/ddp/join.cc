@@ -20,7 +20,8 @@ void Join::Finish() {
   }
   // The most steps win, then the lowest rank.
   const int64_t steps = reducer.steps() - first_step_;
-  at::Tensor best = at::full({}, steps * comm.size() + comm.size() - 1 - comm.rank(), at::kLong);
+  at::Tensor best = at::full({}, steps * comm.size() + comm.size() - 1 - comm.rank(),
+                             at::TensorOptions(at::kLong).device(comm.device()));
   ThrowIfError(comm.AllReduce(best, comm::ReduceOp::kMax).Wait());
   const auto root = static_cast<int>(comm.size() - 1 - best.item<int64_t>() % comm.size());
   BroadcastModel(ddp_.model(), comm, ddp_.ignored_, root);

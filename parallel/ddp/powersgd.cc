@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 
@@ -110,18 +111,24 @@ void PowerSgd::SetBuckets(absl::Span<const Bucket> buckets, comm::Communicator& 
   for (const Bucket& bucket : buckets) packed_.push_back(Pack(bucket, comm));
 }
 
+// The same numbers on all ranks and devices.
+void PowerSgd::FillRandom(const at::Tensor& tensor) {
+  const at::TensorOptions host = tensor.options().device(at::kCPU);
+  tensor.copy_(at::empty(tensor.sizes(), host).normal_(/*mean=*/0, /*std=*/1, generator_));
+}
+
 // Q to start from: the last one where that is wanted and says something.
 void PowerSgd::PrepareQ(Matrix& matrix) {
   State& state = states_[matrix.parameter];
   if (options_.warm_start && state.q.defined()) {
     matrix.q.copy_(state.q);
   } else {
-    matrix.q.normal_(/*mean=*/0, /*std=*/1, generator_);
+    FillRandom(matrix.q);
   }
   for (int64_t i = 0; i < options_.rank; ++i) {
     at::Tensor column = matrix.q.select(1, i);
     // After a gradient of zero, all later ones would be lost.
-    if (column.norm().item<double>() == 0) column.normal_(/*mean=*/0, /*std=*/1, generator_);
+    if (column.norm().item<double>() == 0) FillRandom(column);
   }
 }
 

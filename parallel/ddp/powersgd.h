@@ -69,6 +69,7 @@ class PowerSgd : public CommHook {
   };
 
   Packed Pack(const Bucket& bucket, comm::Communicator& comm) const;
+  void FillRandom(const at::Tensor& tensor);
   void PrepareQ(Matrix& matrix);
 
   const PowerSgdOptions options_;

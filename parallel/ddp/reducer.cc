@@ -126,7 +126,9 @@ void Reducer::Begin(bool shadow) {
 
 void Reducer::BeginJoin(bool divide_by_active) {
   if (join_) ThrowPrecondition("Join: this Ddp has one already");
-  join_ = {.divide_by_active = divide_by_active, .active = at::zeros({comm_.size()}, at::kLong)};
+  join_ = {
+      .divide_by_active = divide_by_active,
+      .active = at::zeros({comm_.size()}, at::TensorOptions(at::kLong).device(comm_.device()))};
 }
 
 void Reducer::CountActive(bool shadow) {
@@ -134,7 +136,8 @@ void Reducer::CountActive(bool shadow) {
   active.zero_();
   if (!shadow) active[comm_.rank()].fill_(1);
   ThrowIfError(timer_.Wait(comm_.AllReduce(active, comm::ReduceOp::kSum)));
-  const int64_t* ranks = active.const_data_ptr<int64_t>();
+  const at::Tensor counted = active.cpu();
+  const int64_t* ranks = counted.const_data_ptr<int64_t>();
   join_->count = std::accumulate(ranks, ranks + comm_.size(), int64_t{0});
   join_->root = static_cast<int>(std::find(ranks, ranks + comm_.size(), 1) - ranks);
 }
@@ -248,7 +251,9 @@ void Reducer::ShareUsed() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     used[i] = parameters_[i].used ? 1 : 0;
   }
-  ThrowIfError(timer_.Wait(comm_.AllReduce(used_, comm::ReduceOp::kMax)));
+  const at::Tensor shared = used_.to(comm_.device());
+  ThrowIfError(timer_.Wait(comm_.AllReduce(shared, comm::ReduceOp::kMax)));
+  used_ = shared.cpu();
 }
 
 // Gradients arrive in about the same order in every backward: buckets in that order are full
@@ -261,7 +266,9 @@ void Reducer::ShareOrder() {
   });
   at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
   std::copy(order.begin(), order.end(), shared.mutable_data_ptr<int64_t>());
+  shared = shared.to(comm_.device());
   ThrowIfError(timer_.Wait(comm_.Broadcast(shared, root())));
+  shared = shared.cpu();
   const int64_t* data = shared.const_data_ptr<int64_t>();
   order.assign(data, data + order.size());
   if (order != order_) next_order_ = std::move(order);

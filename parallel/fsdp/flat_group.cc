@@ -59,9 +59,7 @@ FlatGroup::FlatGroup(std::vector<NamedTensor> parameters, ShardContext& context)
     if (stays_whole_ && !staged_) {
       shard_ = OwnPart(buffer_);
     } else if (context_.options().cpu_offload) {
-      shard_ =
-          at::empty({layout_.shard_numel()},
-                    at::TensorOptions(dtypes_[kMaster]).pinned_memory(comm.device().is_cuda()));
+      shard_ = EmptyOnCpu();
     } else {
       shard_ = comm.Empty({layout_.shard_numel()}, dtypes_[kMaster]);
     }
@@ -112,6 +110,13 @@ at::Tensor FlatGroup::ViewOf(const at::Tensor& flat, size_t i) const {
   return flat.narrow(0, layout_.offset(i), parameter.numel()).view(parameter.sizes());
 }
 
+// In memory that a GPU can copy from and to while the host goes on.
+at::Tensor FlatGroup::EmptyOnCpu() const {
+  const bool pinned = context_.world().device().is_cuda();
+  return at::empty({layout_.shard_numel()},
+                   at::TensorOptions(dtypes_[kMaster]).pinned_memory(pinned));
+}
+
 at::Tensor FlatGroup::OwnPart(const at::Tensor& flat) const {
   return flat.narrow(0, shard_rank_ * layout_.shard_numel(), layout_.shard_numel());
 }
@@ -126,7 +131,8 @@ void FlatGroup::StartUnshard() {
     return;
   }
   at::Tensor own = OwnPart(buffer_);
-  if (staged_) own.copy_(shard_);
+  if (staged_) own.copy_(shard_, /*non_blocking=*/true);
+  if (context_.options().cpu_offload) uploaded_.Record(own.device());
   gather_ = context_.shard().AllGatherInto(buffer_, staged_ ? own : shard_, label_);
 }
 
@@ -275,12 +281,28 @@ void FlatGroup::FinishReduce() {
   if (!kept_gradient_.defined()) context_.gradient_pool().Give(gradient_);
   gradient_.reset();
   at::Tensor shard_gradient = std::exchange(shard_gradient_, at::Tensor());
-  if (staged_ || dtypes_[kReduce] != dtypes_[kMaster]) {
-    trace::MemoryScope scope(trace::MemoryCategory::kGradients);
-    shard_gradient = shard_gradient.to(shard_.device(), dtypes_[kMaster]);
-  }
+  trace::MemoryScope scope(trace::MemoryCategory::kGradients);
+  shard_gradient = shard_gradient.to(dtypes_[kMaster]);
   const double scale_after = 1 / (ScaleBefore() * context_.world().size());
   if (scale_after != 1) shard_gradient.mul_(scale_after);
+  if (!context_.options().cpu_offload) {
+    AddToSlices(shard_gradient);
+    return;
+  }
+  offloaded_ = shard_gradient;
+  if (!shard_gradient.is_cpu()) {
+    offloaded_ = EmptyOnCpu().copy_(shard_gradient, /*non_blocking=*/true);
+  }
+  landed_.Record(shard_gradient.device());
+}
+
+void FlatGroup::FinishOffload() {
+  if (!offloaded_.defined()) return;
+  landed_.Wait();
+  AddToSlices(std::exchange(offloaded_, at::Tensor()));
+}
+
+void FlatGroup::AddToSlices(const at::Tensor& shard_gradient) {
   // Aliases and not autograd's views: LibTorch's zero_grad() detaches gradients in place, which
   // views refuse.
   at::AutoDispatchBelowADInplaceOrView no_views;
@@ -298,6 +320,7 @@ void FlatGroup::FinishReduce() {
 }
 
 void FlatGroup::DropGradient() {
+  offloaded_.reset();
   if (!gradient_.defined()) return;
   if (!kept_gradient_.defined()) context_.gradient_pool().Give(gradient_);
   gradient_.reset();

@@ -12,6 +12,7 @@
 #include "lockstep/parallel/fsdp/sealed_storage.h"
 #include "lockstep/parallel/fsdp/shard_context.h"
 #include "lockstep/parallel/strategy.h"
+#include "lockstep/tools/device/stream_mark.h"
 
 namespace lockstep::parallel::fsdp {
 
@@ -24,7 +25,7 @@ namespace lockstep::parallel::fsdp {
 // when it is back. Data is written behind autograd's back; version counters do not move.
 //
 // Steps: StartUnshard, FinishUnshard, (forward or backward), Reshard; and for gradients
-// BeginBackward, StoreGradient for each parameter, StartReduce, FinishReduce.
+// BeginBackward, StoreGradient for each parameter, StartReduce, FinishReduce, FinishOffload.
 class FlatGroup {
  public:
   // Takes over the parameters: afterwards they are sharded; each original is freed before the next
@@ -75,9 +76,14 @@ class FlatGroup {
   bool has_gradients() const { return gradient_.defined() && !reducing_; }
 
   // Issues the reduce-scatter; FinishReduce() waits for it, throws on errors, and adds the result
-  // to the .grad of the slices whose parameters got a gradient.
+  // to the .grad of the slices whose parameters got a gradient. Under FsdpOptions::cpu_offload it
+  // only asks for the copy to the CPU, and FinishOffload() waits for that and adds.
   void StartReduce();
   void FinishReduce();
+  void FinishOffload();
+
+  // Blocks until the device has read the shard, which is on the CPU, so that it may be changed.
+  void WaitForUpload() { uploaded_.Wait(); }
 
   // Forgets gradients that wait to be reduced.
   void DropGradient();
@@ -94,6 +100,8 @@ class FlatGroup {
   FlatLayout::Slice SliceOf(size_t i) const { return layout_.slice(i, shard_rank_); }
   at::Tensor ViewOf(const at::Tensor& flat, size_t i) const;
   at::Tensor OwnPart(const at::Tensor& flat) const;
+  at::Tensor EmptyOnCpu() const;
+  void AddToSlices(const at::Tensor& shard_gradient);
   void TakeGradient();
   double ScaleBefore() const;  // of what is reduced; the rest of 1 / ranks comes after
   std::string ReduceLabel() const;
@@ -122,6 +130,9 @@ class FlatGroup {
   comm::Work gather_;
   comm::Work reduce_;
   bool reducing_ = false;
+  at::Tensor offloaded_;  // a reduced gradient, when `landed_` on the CPU
+  device::StreamMark landed_;
+  device::StreamMark uploaded_;
 };
 
 }  // namespace lockstep::parallel::fsdp

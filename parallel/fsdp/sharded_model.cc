@@ -250,7 +250,10 @@ void ShardedModel::FinishBackward() {
   for (const auto& unit : units_) {
     if (sync_) unit->held = false;
     if (!up_to_date_) Free(*unit);
-    for (FlatGroup& group : unit->groups()) group.BlockGradients();
+    for (FlatGroup& group : unit->groups()) {
+      group.FinishOffload();
+      group.BlockGradients();
+    }
   }
   context_.ClearPools();
   if (sync_) report_(context_.timer().End());
@@ -314,6 +317,7 @@ void ShardedModel::ReshardAll() {
     for (const auto& unit : units_) {
       unit->held = false;
       unit->Reshard();
+      for (FlatGroup& group : unit->groups()) group.WaitForUpload();
     }
     context_.ClearPools();
   });

@@ -49,6 +49,10 @@ std::unique_ptr<optim::FusedOptimizer> MakeOptimizer(const ParityCase& c,
                                              optim::FusedAdamWOptions{.lr = 1e-3});
 }
 
+at::Tensor CpuCopy(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
 // Whole gradients of parameters() that have one.
 NamedState GradientsOf(Strategy& strategy) {
   std::vector<NamedTensor> gradients;
@@ -58,7 +62,7 @@ NamedState GradientsOf(Strategy& strategy) {
   }
   NamedState whole;
   strategy.UpdateFull(gradients, [&](const std::string& name, const at::Tensor& full) {
-    whole[name] = full.clone();
+    whole[name] = CpuCopy(full);
   });
   return whole;
 }
@@ -86,18 +90,20 @@ ParityModel MakeModel(const ParityCase& c) {
 
 Trajectory Train(const ParityCase& c, const ParityModel& model, Strategy& strategy, int rank,
                  int size, comm::Communicator* comm) {
+  const at::Device device = comm == nullptr ? at::kCPU : comm->device();
   Trajectory trajectory;
   auto optimizer = MakeOptimizer(c, strategy);
   for (int step = 0; step < c.steps; ++step) {
     optimizer->zero_grad();
-    at::Tensor loss = at::full({}, 0.0, at::kDouble);
+    at::Tensor loss = at::full({}, 0.0, at::TensorOptions(at::kDouble).device(device));
     for (int micro = 0; micro < c.micro_steps; ++micro) {
       const int64_t global = (step * c.micro_steps + micro) * size + rank;
       const Samples samples = MakeSamples(c, global * c.batch, c.batch);
       std::optional<Strategy::NoSyncScope> no_sync;
       if (micro + 1 < c.micro_steps) no_sync.emplace(strategy);
       const at::Tensor part =
-          torch::nn::functional::cross_entropy(model.forward(samples.inputs), samples.labels) /
+          torch::nn::functional::cross_entropy(model.forward(samples.inputs.to(device)),
+                                               samples.labels.to(device)) /
           c.micro_steps;
       part.backward();
       loss += part.detach().to(at::kDouble);
@@ -111,10 +117,10 @@ Trajectory Train(const ParityCase& c, const ParityModel& model, Strategy& strate
     trajectory.losses.push_back(loss.item<double>());
   }
   strategy.VisitState([&](const std::string& name, const at::Tensor& full) {
-    trajectory.state[name] = full.clone();
+    trajectory.state[name] = CpuCopy(full);
   });
   optimizer->UpdateFullState(strategy, [&](const optim::FusedOptimizer::State& state) {
-    trajectory.optimizer[state.parameter + "/" + state.key] = state.value.clone();
+    trajectory.optimizer[state.parameter + "/" + state.key] = CpuCopy(state.value);
   });
   return trajectory;
 }

@@ -198,6 +198,8 @@ class Writer {
   std::vector<Event> intervals_;
 };
 
+Annotator the_annotator;
+
 // Copied under the lock and written after it, so that the thread is not held up by the disk.
 ThreadEvents Copy(Buffer& buffer) {
   std::lock_guard lock(buffer.mutex);
@@ -209,6 +211,12 @@ ThreadEvents Copy(Buffer& buffer) {
 void StartRecording(size_t max_events_per_thread) { Recorder::Get().Start(max_events_per_thread); }
 
 void StopRecording() { internal::recording = false; }
+
+void StartAnnotating(const Annotator& annotator) {
+  if (internal::annotating) return;  // Spans may be open
+  the_annotator = annotator;
+  internal::annotating = true;
+}
 
 RecordedEvents CountRecordedEvents() {
   RecordedEvents count;
@@ -225,9 +233,16 @@ void Span::Begin(std::string_view name, std::string_view category,
   name_ = name;
   category_ = category;
   args_ = KeepArgs(args);
-  active_ = true;
+  recorded_ = true;
   start_ = SteadyNow();
 }
+
+void Span::Push(std::string_view name) {
+  the_annotator.push(std::string(name).c_str());
+  annotated_ = true;
+}
+
+void Span::Pop() { the_annotator.pop(); }
 
 void Span::End() {
   const absl::Duration end = SteadyNow();

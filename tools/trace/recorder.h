@@ -37,6 +37,7 @@ inline constexpr size_t kMaxArgs = 4;  // further ones are not kept
 
 namespace internal {
 inline std::atomic<bool> recording = false;
+inline std::atomic<bool> annotating = false;
 }  // namespace internal
 
 inline bool IsRecording() { return internal::recording.load(std::memory_order_relaxed); }
@@ -47,6 +48,14 @@ void StartRecording(size_t max_events_per_thread = 65536);
 
 // Ends the recording; what was recorded stays, to be written.
 void StopRecording();
+
+// Tells another profiler of each Span of this process from now on, recorded or not: push(name)
+// where it begins, pop() where it ends, on the same thread, nested. See nvtx.h.
+struct Annotator {
+  void (*push)(const char* name);
+  void (*pop)();
+};
+void StartAnnotating(const Annotator& annotator);
 
 struct RecordedEvents {
   int64_t recorded = 0;
@@ -61,9 +70,11 @@ class Span {
   explicit Span(std::string_view name, std::string_view category = {},
                 std::initializer_list<Arg> args = {}) {
     if (IsRecording()) Begin(name, category, args);
+    if (internal::annotating.load(std::memory_order_relaxed)) Push(name);
   }
   ~Span() {
-    if (active_) End();
+    if (annotated_) Pop();
+    if (recorded_) End();
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
@@ -71,8 +82,11 @@ class Span {
  private:
   void Begin(std::string_view name, std::string_view category, std::initializer_list<Arg> args);
   void End();
+  void Push(std::string_view name);
+  static void Pop();
 
-  bool active_ = false;
+  bool recorded_ = false;
+  bool annotated_ = false;
   std::string name_;
   std::string category_;
   std::array<Arg, kMaxArgs> args_{};

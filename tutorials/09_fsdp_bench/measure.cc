@@ -81,7 +81,9 @@ void TakeMaxima(comm::Communicator& world, const std::vector<int64_t*>& values) 
   at::Tensor all = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
   int64_t* data = all.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < values.size(); ++i) data[i] = *values[i];
-  ThrowIfError(world.AllReduce(all, comm::ReduceOp::kMax).Wait());
+  const at::Tensor shared = all.to(world.device());
+  ThrowIfError(world.AllReduce(shared, comm::ReduceOp::kMax).Wait());
+  all.copy_(shared);
   for (size_t i = 0; i < values.size(); ++i) *values[i] = data[i];
 }
 
@@ -90,8 +92,10 @@ trace::MemoryBytes OfLargest(comm::Communicator& world, const trace::MemoryBytes
   constexpr int64_t kCount = trace::kNumMemoryCategories;
   at::Tensor own = at::empty({kCount}, at::kLong);
   std::copy(bytes.begin(), bytes.end(), own.mutable_data_ptr<int64_t>());
-  at::Tensor all = at::empty({world.size() * kCount}, at::kLong);
-  ThrowIfError(world.AllGatherInto(all, own).Wait());
+  at::Tensor all =
+      at::empty({world.size() * kCount}, at::TensorOptions(at::kLong).device(world.device()));
+  ThrowIfError(world.AllGatherInto(all, own.to(world.device())).Wait());
+  all = all.cpu();
   const int64_t* data = all.const_data_ptr<int64_t>();
   trace::MemoryBytes largest{};
   int64_t largest_sum = -1;
@@ -286,7 +290,7 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
     if (record && step == std::max<int64_t>(job.steps - kRecordedSteps, 0)) {
       trainer->StartRecording();
     }
-    at::Tensor loss = at::empty({}, at::kDouble);
+    at::Tensor loss = at::empty({}, at::TensorOptions(at::kDouble).device(world.device()));
     if (trainer) loss = trainer->Step();
     // Those who do not train wait here, step by step, as all do for the slowest.
     ThrowIfError((alone ? world.Broadcast(loss, /*root=*/0)

@@ -72,7 +72,7 @@ class FakeLibrary : public Library {
  public:
   FakeLibrary(std::shared_ptr<FakeState> impl, int rank) : impl_(std::move(impl)), rank_(rank) {}
 
-  at::Device device() const override { return at::Device(at::kCPU); }
+  at::Device device() const override { return impl_->device_of(rank_); }
 
   absl::StatusOr<std::string> DeviceUuid() override {
     Lock lock(impl_->mutex);
@@ -552,7 +552,9 @@ class FakeLibrary : public Library {
   const int rank_;
 };
 
-FakeFabric::FakeFabric(int size) : impl_(std::make_shared<FakeState>()) {
+FakeFabric::FakeFabric(int size, std::function<at::Device(int rank)> device_of)
+    : impl_(std::make_shared<FakeState>()) {
+  impl_->device_of = std::move(device_of);
   for (int rank = 0; rank < size; ++rank) impl_->devices.push_back(rank);
 }
 

@@ -50,10 +50,16 @@ struct LiveCounts {
 
 struct FakeState;
 
+// Where all ranks' tensors are, unless told otherwise.
+inline at::Device OnCpu(int /*rank*/) { return at::kCPU; }
+
 // NCCL and CUDA of `size` ranks that are threads of this process, on host memory:
 //
 //   FakeFabric fabric(2);
 //   auto comm = nccl::CreateOn(fabric.library(rank), *store, rank, 2);  // on a thread each
+//
+// Tensors are on device_of(rank): the CPU, or what only calls itself another device
+// (comm/testing/host_device.h).
 //
 // Streams are queues, each with a thread that works it off, so that what is launched runs later and
 // beside the caller. The host is the current stream of who has not asked for another one: there
@@ -65,7 +71,7 @@ struct FakeState;
 // caller does (calls on a communicator that is freed, destruction before it is flushed) is counted.
 class FakeFabric {
  public:
-  explicit FakeFabric(int size);
+  explicit FakeFabric(int size, std::function<at::Device(int rank)> device_of = OnCpu);
   ~FakeFabric();  // waits for the streams' threads
 
   std::shared_ptr<Library> library(int rank);

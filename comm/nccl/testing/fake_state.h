@@ -120,6 +120,7 @@ struct FakeState {
   std::map<UniqueId, std::shared_ptr<Clique>> cliques;
   int next_id = 0;
   std::vector<Fault> faults;
+  std::function<at::Device(int rank)> device_of;
   std::vector<int> devices;  // by rank
   std::map<std::pair<int, Where>, int> calls;
   int misuses = 0;

@@ -18,9 +18,9 @@ Options FastOptions(absl::Duration deadline) {
           .control_interval = absl::Milliseconds(50)};
 }
 
-void RunFakeRanks(int size, const std::function<void(Communicator&)>& body,
-                  const Options& options) {
-  FakeFabric fabric(size);
+void RunFakeRanks(int size, const std::function<void(Communicator&)>& body, const Options& options,
+                  const std::function<at::Device(int rank)>& device_of) {
+  FakeFabric fabric(size, device_of);
   const auto store = Store::InProcess();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {

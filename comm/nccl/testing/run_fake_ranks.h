@@ -16,7 +16,8 @@ Options FastOptions(absl::Duration deadline);
 // may be left: communicators, streams, events and threads are counted, and a difference, like an
 // exception of body, is a test failure.
 void RunFakeRanks(int size, const std::function<void(Communicator&)>& body,
-                  const Options& options = FastOptions(absl::Minutes(2)));
+                  const Options& options = FastOptions(absl::Minutes(2)),
+                  const std::function<at::Device(int rank)>& device_of = OnCpu);
 
 // The end of a test on `fabric`, whose communicators are destroyed: waits until all threads have
 // ended, and reports what is left.

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+namespace lockstep::comm::testing {
+
+// A device of LibTorch's that is not the CPU, on machines that have none: tensors there have memory
+// of the host, and are computed by the CPU's kernels, on copies. Like a GPU it is left by
+// tensor.cpu() only, so that code which gives a tensor of the CPU to a communicator of a GPU, or
+// looks at data where only kernels may, fails in a test. Backward runs on threads of the
+// device's own, as it does for GPUs. Kernels run at once, not queued on a stream.
+//
+//   at::Tensor x = at::ones({3}, comm::testing::HostDevice(rank));
+//   comm->AllReduce(x, ReduceOp::kSum);
+//
+// There are kHostDevices of them. Ranks that are threads need one each, as their backwards would
+// wait for each other on one thread. They take the place of LibTorch's
+// HPUs, which its own builds have no code for.
+inline constexpr int kHostDevices = 8;
+at::Device HostDevice(int index);
+
+}  // namespace lockstep::comm::testing
