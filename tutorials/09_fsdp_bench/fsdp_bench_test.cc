@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -85,6 +86,20 @@ TEST(FsdpBenchTest, LossesAgreeTo1e9InF64OnThreeRanks) {
   ExpectFormulas(report);
 }
 
+TEST(FsdpBenchTest, AutocastChangesAllLossesAlike) {
+  const std::vector<std::string> flags = {kAll, "--ranks=2", "--model=mlp", "--steps=3",
+                                          "--batch=8"};
+  std::vector<std::string> reduced = flags;
+  reduced.emplace_back("--autocast=bf16");
+  const nlohmann::json f32 = Bench(flags);
+  const nlohmann::json bf16 = Bench(reduced);
+  EXPECT_LE(bf16["loss_difference"], 1e-2);
+  const double loss = f32["strategies"][0]["losses"][2];
+  const double difference = std::abs(bf16["strategies"][0]["losses"][2].get<double>() - loss);
+  EXPECT_GT(difference, 1e-6 * loss);
+  EXPECT_LT(difference, 1e-1 * loss);
+}
+
 TEST(FsdpBenchTest, RunsWhatIsAskedFor) {
   const Outcome outcome = RunProgram({kProgram, "--ranks=1", "--model=convnet", "--steps=1",
                                       "--batch=2", "--strategies=fsdp,none"});
@@ -108,6 +123,8 @@ TEST(FsdpBenchTest, EachMistakeGetsOneLine) {
            {"--strategies=ddp,zero", "there is no strategy \"zero\""},
            {"--model=resnet", "resnet"},
            {"--dtype=f16", "f32 and f64 are possible"},
+           {"--autocast=f16", "bf16 and none are possible"},
+           {"--nvtx", "NVTX ranges need CUDA"},
            {"--ranks=0", "ranks"},
            {"--steps=0", "steps"},
            {"--colour=red", "colour"},

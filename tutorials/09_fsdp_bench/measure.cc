@@ -14,11 +14,13 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/models/classifier.h"
+#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
 #include "lockstep/parallel/grad_hook.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/parallel/trace_units.h"
+#include "lockstep/tools/device/stream_mark.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
 #include "lockstep/tools/trace/memory_track.h"
@@ -126,15 +128,19 @@ class Trainer {
                                           .world = size,
                                           .seed = job.seed,
                                           .drop_last = true}),
-                {.batch_size = job.batch, .drop_last = true, .prefetch_batches = 0}) {
+                {.batch_size = job.batch,
+                 .drop_last = true,
+                 .prefetch_batches = 0,
+                 .pin_memory = comm_.device().is_cuda()}) {
     torch::manual_seed(job.seed);
     {
       MemoryScope scope(MemoryCategory::kParameters);
       model_ = ValueOrThrow(models::Create(job.model));
-      model_.module->to(job.dtype);
+      model_.module->to(comm_.device(), job.dtype);
     }
     size_ = SizeOf(*model_.module);
     dtype_ = job.dtype;
+    autocast_ = job.autocast;
     strategy_ = ValueOrThrow(parallel::MakeStrategy(strategy, model_.module, &comm_));
     mark_gradients_ = MarkGradients(*model_.module);
     {
@@ -155,8 +161,7 @@ class Trainer {
     at::Tensor loss;
     {
       MemoryScope scope(MemoryCategory::kActivations);
-      loss = torch::nn::functional::cross_entropy(model_.forward(batch["images"].to(dtype_)),
-                                                  batch["labels"]);
+      loss = Loss(batch);
       EndPhase("forward");
       loss.backward();
       EndPhase("backward");
@@ -164,6 +169,9 @@ class Trainer {
     strategy_->FinishBackward();
     EndPhase("averaging");
     optimizer_->step();
+    device::StreamMark done;
+    done.Record(comm_.device());
+    done.Wait();
     EndPhase("optimizer");
     times_.push_back(phases_.back().end);
     const parallel::StepStatistics& step = strategy_->last_step();
@@ -176,6 +184,7 @@ class Trainer {
   // Forgets what warm-up took.
   void BeginMeasuring() {
     trace::ResetMemoryPeak();
+    ResetGpuPeak(comm_.device());
     counters_->Reset();
     for (auto* times : {&times_, &backward_, &communication_, &exposed_}) {
       if (times->size() > 1) times->erase(times->begin(), times->end() - 1);
@@ -229,6 +238,7 @@ class Trainer {
     result.peak = memory.peak_by_category;
     result.total_peak = memory.peak;
     result.peak_make_up = memory.at_peak;
+    result.gpu = GpuPeak(comm_.device());
     for (MemoryCategory category :
          {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer}) {
       result.kept += memory.live_by_category[Index(category)];
@@ -240,6 +250,14 @@ class Trainer {
   }
 
  private:
+  at::Tensor Loss(const data::Batch& batch) {
+    const at::Tensor images = batch.To("images", comm_.device()).to(dtype_);
+    const at::Tensor labels = batch.To("labels", comm_.device());
+    std::optional<parallel::Autocast> autocast;
+    if (autocast_) autocast.emplace(comm_.device().type(), *autocast_);
+    return torch::nn::functional::cross_entropy(model_.forward(images), labels);
+  }
+
   const data::Batch& Next() {
     MemoryScope scope(MemoryCategory::kData);
     const data::Batch* batch = ValueOrThrow(loader_.Next());
@@ -260,6 +278,7 @@ class Trainer {
   models::Classifier model_;
   ModelSize size_;
   at::ScalarType dtype_ = at::kFloat;
+  std::optional<at::ScalarType> autocast_;
   std::unique_ptr<parallel::Strategy> strategy_;
   std::vector<parallel::GradHook> mark_gradients_;
   std::optional<parallel::optim::FusedAdamW> optimizer_;
@@ -310,8 +329,9 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
           world.rank());
     }
   }
-  std::vector<int64_t*> bytes = {&result.total_peak, &result.kept, &result.sent_bytes,
-                                 &result.payload_bytes, &result.collectives};
+  std::vector<int64_t*> bytes = {&result.total_peak,    &result.kept,        &result.sent_bytes,
+                                 &result.payload_bytes, &result.collectives, &result.gpu.allocated,
+                                 &result.gpu.reserved};
   for (int64_t& peak : result.peak) bytes.push_back(&peak);
   TakeMaxima(world, bytes);
   result.peak_make_up = OfLargest(world, result.peak_make_up);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "lockstep/comm/communicator.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/tools/trace/memory.h"
+#include "lockstep/tutorials/09_fsdp_bench/gpu_memory.h"
 
 namespace lockstep::tutorials {
 
@@ -18,6 +20,7 @@ namespace lockstep::tutorials {
 struct Job {
   std::string model;  // of models::Create
   at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> autocast;  // what forward computes in; none: `dtype`
   std::shared_ptr<data::Dataset> dataset;
   int64_t batch = 64;  // a rank
   int64_t steps = 20;
@@ -59,6 +62,7 @@ struct Measurement {
   trace::MemoryBytes peak{};  // by category
   int64_t total_peak = 0;
   trace::MemoryBytes peak_make_up{};  // of total_peak, on the rank that had it
+  GpuMemory gpu;                      // peak of measured steps
   int64_t kept = 0;                   // parameters, gradients and optimizer state between steps
   int64_t sent_bytes = 0;             // a step and rank, on a ring
   int64_t payload_bytes = 0;          // a step and rank

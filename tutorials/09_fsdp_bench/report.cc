@@ -126,6 +126,13 @@ std::string SummaryOf(const std::vector<Measurement>& measurements) {
                         InMebibytes(fsdp->sent_bytes), ddp->strategy,
                         InMebibytes(ddp->sent_bytes)));
   }
+  for (const Measurement& each : measurements) {
+    if (each.gpu.reserved == 0) continue;
+    absl::StrAppend(
+        &text, absl::StrFormat("GPU memory of %s: at most %s MiB in tensors, %s MiB reserved.\n",
+                               each.strategy, InMebibytes(each.gpu.allocated),
+                               InMebibytes(each.gpu.reserved)));
+  }
   if (measurements.size() > 1) {
     absl::StrAppend(&text,
                     absl::StrFormat("Losses: at every step within a relative %.1e of each other.\n",
@@ -205,6 +212,8 @@ nlohmann::json JsonOf(const Job& job, const std::vector<Measurement>& measuremen
         {"peak_bytes", JsonOf(m.peak)},
         {"peak_make_up_bytes", JsonOf(m.peak_make_up)},
         {"total_peak_bytes", m.total_peak},
+        {"gpu_allocated_bytes", m.gpu.allocated},
+        {"gpu_reserved_bytes", m.gpu.reserved},
         {"kept_bytes", m.kept},
         {"sent_bytes_per_step", m.sent_bytes},
         {"payload_bytes_per_step", m.payload_bytes},
