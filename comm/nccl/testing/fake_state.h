@@ -86,7 +86,7 @@ struct SplitVote {
 // The ranks of one communicator.
 struct Clique {
   explicit Clique(int size) : members(size) {}
-  std::vector<std::shared_ptr<FakeComm>> members;
+  std::vector<FakeComm*> members;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
   std::map<std::pair<int, int>, std::deque<Mail>> mail;
   std::map<uint64_t, std::map<int, SplitVote>> splits;
@@ -108,7 +108,20 @@ struct FakeComm {
   uint64_t splits = 0;
   int queued = 0;
   std::map<Reduction, double> factors;  // of CreatePreMulSum
+
+  Result State() const;  // as ncclCommGetAsyncError tells it
+  void Fail(Result what);
 };
+
+// An operation of a communicator: runs with the mutex, gives up when the communicator is aborted.
+using Body = std::function<void(Lock&, FakeState&, FakeComm&)>;
+
+// Runs a collective together with the other ranks, when the last of them has come.
+void Meet(Lock& lock, FakeState& impl, FakeComm& comm, const Collective& collective,
+          uint64_t sequence);
+
+// All of `transfers` go on together.
+Body Exchange(std::vector<Transfer> transfers);
 
 struct FakeState {
   std::mutex mutex;
@@ -117,6 +130,7 @@ struct FakeState {
   std::map<Stream, std::shared_ptr<FakeStream>> streams;
   std::map<Event, std::shared_ptr<FakeEvent>> events;
   std::map<Comm, std::shared_ptr<FakeComm>> comms;
+  std::vector<std::shared_ptr<FakeComm>> all_comms;  // those freed too, as others look at them
   std::map<UniqueId, std::shared_ptr<Clique>> cliques;
   int next_id = 0;
   std::vector<Fault> faults;
@@ -125,7 +139,9 @@ struct FakeState {
   std::map<std::pair<int, Where>, int> calls;
   int misuses = 0;
 
-  // These need the mutex.
+  // Queues an operation of the communicator, or what a fault makes of it. Takes the mutex; those
+  // below need it.
+  Result Launch(int rank, Comm comm, Stream stream, Body body);
 
   // Counts a call; the fault that strikes it.
   std::optional<Fault> Strike(int rank, Where where);
@@ -135,8 +151,19 @@ struct FakeState {
 
   std::shared_ptr<FakeComm> Find(Comm comm);
   void Free(Comm comm);
+  Comm Add(const std::shared_ptr<FakeComm>& comm);
   Stream AddStream();
+
+  // Starts something that FakeComm::State tells the end of, or what a fault makes of it.
+  Result Begin(
+      Lock& lock, FakeComm& comm, const std::optional<Fault>& fault,
+      const std::function<void()>& start, const std::function<void()>& hang = [] {});
+
+  // The communicators of a split for which all have voted.
+  void FormParts(Clique& clique, std::map<int, SplitVote>& votes);
 };
+
+std::shared_ptr<Library> MakeFakeLibrary(std::shared_ptr<FakeState> state, int rank);
 
 // One for each thread.
 Stream& CurrentStreamOfThread();
