@@ -94,7 +94,8 @@ struct ControlPlane::Shared {
   std::condition_variable answered;  // for who waits for it
   bool stop = false;
   bool stopped = false;
-  bool aborted = false;                  // on_abort has run, or runs
+  std::optional<absl::Status> aborted;   // the first reason of all
+  std::set<std::string> told;            // names of groups whose on_abort has run, or runs
   std::optional<absl::Status> to_abort;  // to be told to the Store
   bool telling = false;                  // it is being told, or departures are
   std::map<std::string, std::weak_ptr<ControlGroup>> groups;
@@ -197,16 +198,20 @@ absl::Status ControlPlane::Shared::Beat(const std::string& beat) {
   return absl::OkStatus();
 }
 
+// Each once: those that join later are told at the next beat.
 void ControlPlane::Shared::TellGroups(const absl::Status& reason) {
+  absl::Status first;
   std::vector<std::shared_ptr<ControlGroup>> living;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (std::exchange(aborted, true)) return;
+    if (!aborted) aborted = reason;
+    first = *aborted;
     for (const auto& [name, weak] : groups) {
-      if (std::shared_ptr<ControlGroup> group = weak.lock()) living.push_back(std::move(group));
+      std::shared_ptr<ControlGroup> group = weak.lock();
+      if (group != nullptr && told.insert(name).second) living.push_back(std::move(group));
     }
   }
-  for (const auto& group : living) group->on_abort_(reason);
+  for (const auto& group : living) group->on_abort_(first);
 }
 
 ControlPlane::ControlPlane(std::shared_ptr<Store> store, int world_rank)

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <string>
 
@@ -87,6 +88,18 @@ TEST_F(ControlPlaneTest, AbortReachesAllWithTheFirstReason) {
     EXPECT_EQ(aborted_[rank].get_future().get(),
               absl::AbortedError("aborted by rank 1: no more paper"));
   }
+}
+
+// As a rank that starts late does, when its plane has heard of it before.
+TEST_F(ControlPlaneTest, AbortReachesGroupsThatJoinLater) {
+  planes_[1]->Abort(absl::InternalError("no more paper"));
+  aborted_[0].get_future().wait();
+  std::promise<absl::Status> later;
+  const auto group =
+      planes_[0]->Join("part", {0, 2}, [&](const absl::Status& why) { later.set_value(why); });
+  std::future<absl::Status> told = later.get_future();
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(told.get(), absl::AbortedError("aborted by rank 1: no more paper"));
 }
 
 TEST_F(ControlPlaneTest, DetailModeNamesDifferentOperations) {

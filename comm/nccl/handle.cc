@@ -69,9 +69,15 @@ absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& st
   const std::string what = "joining the other ranks";
   std::lock_guard<std::timed_mutex> lock(use_);
   if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
-  const Result result = library_->CommInitRank(&made_, size, id, rank);
-  comm_ = made_;
-  return Finish(what, result, made_, stop);
+  const Result result = library_->CommInitRank(&joining_, size, id, rank);
+  const Comm comm = std::atomic_ref(joining_).exchange(nullptr);
+  comm_ = comm;
+  if (aborted_.load()) {  // Abort has it, or came too early for it
+    const Comm late = comm_.exchange(nullptr);
+    if (late != nullptr) library_->CommAbort(late);
+    return absl::AbortedError(absl::StrCat(what, ": aborted"));
+  }
+  return Finish(what, result, comm, stop);
 }
 
 absl::Status Handle::Split(int color, int key, Handle* part, const Stop& stop) {
@@ -135,7 +141,8 @@ bool Handle::TryClose() {
 void Handle::Abort() {
   if (aborted_.exchange(true)) return;
   std::unique_lock<std::timed_mutex> lock(use_, kNotice);
-  const Comm comm = comm_.exchange(nullptr);
+  Comm comm = comm_.exchange(nullptr);
+  if (comm == nullptr) comm = std::atomic_ref(joining_).exchange(nullptr);
   if (comm != nullptr) library_->CommAbort(comm);
 }
 

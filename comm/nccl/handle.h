@@ -65,8 +65,8 @@ class Handle {
   std::timed_mutex use_;      // held during calls, but for an Abort that waited long enough
   std::atomic<Comm> comm_{};  // null before Init, and when it is closed
   std::atomic<bool> aborted_{false};
-  Comm made_ =
-      nullptr;  // where NCCL writes a new communicator, perhaps after the call was given up
+  Comm joining_ = nullptr;  // where NCCL writes it during Init, which may not return
+  Comm made_ = nullptr;     // where NCCL writes a part, perhaps after the call was given up
   absl::Time closing_since_ = absl::InfiniteFuture();
 };
 

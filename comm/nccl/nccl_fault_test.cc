@@ -117,6 +117,22 @@ TEST(NcclFaultTest, CallThatDoesNotReturnIsAborted) {
   ExpectNothingLeft(fabric);
 }
 
+// The first call joins the world, the second connects two ranks.
+TEST(NcclFaultTest, JoiningThatDoesNotReturnIsAborted) {
+  for (const int call : {0, 1}) {
+    FakeFabric fabric(2);
+    fabric.Inject({.rank = 0, .where = Where::kInit, .call = call, .what = What::kCallHangs});
+    const auto statuses = RunOn(fabric, 2, absl::Seconds(1), [](Communicator& comm) {
+      const at::Tensor x = at::ones({4});
+      return (comm.rank() == 0 ? comm.Send(x, 1) : comm.Recv(x, 0)).Wait();
+    });
+    for (const absl::Status& status : statuses) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsAborted(status)) << status;
+    }
+    ExpectNothingLeft(fabric);
+  }
+}
+
 TEST(NcclFaultTest, AbortThatTakesLongHoldsBackNobody) {
   FakeFabric fabric(2);
   fabric.Inject({.rank = 0, .where = Where::kLaunch, .call = 0, .what = What::kFails});

@@ -1,6 +1,7 @@
 #include "lockstep/comm/nccl/testing/fake_library.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -139,7 +140,7 @@ class FakeLibrary : public Library {
     made->rank = rank;
     made->world_rank = rank_;
     impl_->all_comms.push_back(made);
-    *comm = impl_->Add(made);
+    std::atomic_ref<Comm>(*comm).store(impl_->Add(made));  // an abort may read it
     const std::optional<Fault> fault = impl_->Strike(rank_, Where::kInit);
     return impl_->Begin(lock, *made, fault, [&] {
       made->joined = true;
