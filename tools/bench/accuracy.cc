@@ -70,8 +70,8 @@ absl::Status Train(comm::Communicator& world) {
     for (const data::Batch& batch : loader) {
       if (step == steps) break;
       optimizer.zero_grad();
-      const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-      const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+      const at::Tensor logits = model.forward(batch.To("images", world.device()));
+      const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
       loss.backward();
       strategy->FinishBackward();
       optimizer.step();

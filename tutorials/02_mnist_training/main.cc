@@ -50,8 +50,8 @@ std::string Test(models::Classifier& model, const std::shared_ptr<data::Dataset>
   double loss = 0;
   double right = 0;
   for (const data::Batch& batch : loader) {
-    const at::Tensor labels = batch["labels"].to(ChosenDevice());
-    const at::Tensor logits = model.forward(batch["images"].to(ChosenDevice()));
+    const at::Tensor labels = batch.To("labels", ChosenDevice());
+    const at::Tensor logits = model.forward(batch.To("images", ChosenDevice()));
     loss += at::cross_entropy_loss(logits, labels).item<double>() * batch.rows();
     right += logits.argmax(/*dim=*/1).eq(labels).sum().item<double>();
   }
@@ -72,7 +72,9 @@ absl::Status Train() {
       ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTest}));
   const data::DistributedSampler sampler(
       {.size = train_set->size(), .seed = absl::GetFlag(FLAGS_seed)});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = ChosenDevice().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model, with random weights that the seed decides or with those of a file.
@@ -121,8 +123,8 @@ absl::Status Train() {
         // STEP 5: forward to the loss of one batch, backward to the gradients, and a step of the
         // weights against them.
         optimizer.zero_grad();
-        const at::Tensor logits = model.forward(batch["images"].to(ChosenDevice()));
-        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(ChosenDevice()));
+        const at::Tensor logits = model.forward(batch.To("images", ChosenDevice()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", ChosenDevice()));
         loss.backward();
         optimizer.step();
 

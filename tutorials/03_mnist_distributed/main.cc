@@ -23,6 +23,7 @@
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/device_world.h"
 #include "lockstep/tutorials/common/drift.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/flag_types.h"
@@ -50,7 +51,9 @@ absl::Status Train(comm::Communicator& world) {
       ValueOrThrow(data::mnist::Open({.directory = folder, .split = data::mnist::Split::kTest}));
   const data::DistributedSampler sampler(
       {.size = train_set->size(), .seed = absl::GetFlag(FLAGS_seed) + world.rank()});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = world.device().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model. The seed is the same, so all ranks begin with the same weights.
@@ -76,8 +79,8 @@ absl::Status Train(comm::Communicator& world) {
       if (step == steps) break;
       // STEP 3: the step of tutorial 02, to the letter. Nobody hears of the others' gradients.
       optimizer.zero_grad();
-      const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-      const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+      const at::Tensor logits = model.forward(batch.To("images", world.device()));
+      const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
       loss.backward();
       optimizer.step();
 
@@ -118,5 +121,5 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier on several ranks that do not talk to each other.",
        .example = "bazel run //tutorials:mnist_distributed -- --model=mlp --steps=200"},
-      lockstep::tutorials::Train, {.default_ranks = 4});
+      lockstep::tutorials::Train, {.default_ranks = 4}, lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -27,6 +27,7 @@
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/device_world.h"
 #include "lockstep/tutorials/common/drift.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/model_flag.h"
@@ -54,7 +55,9 @@ absl::Status Train(comm::Communicator& world) {
                                           .rank = world.rank(),
                                           .world = world.size(),
                                           .seed = absl::GetFlag(FLAGS_seed)});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = world.device().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model. Manual copies rank 0's weights to all ranks, and does no more here: the rest
@@ -98,8 +101,8 @@ absl::Status Train(comm::Communicator& world) {
         if (limit > 0 && step >= limit) break;
         // STEP 3: up to the gradients, the step of tutorial 02.
         optimizer.zero_grad();
-        const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+        const at::Tensor logits = model.forward(batch.To("images", world.device()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
         loss.backward();
 
         // STEP 4: every gradient becomes its average over the ranks, one after the other, and
@@ -155,5 +158,5 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier on several ranks that average their gradients by hand.",
        .example = "bazel run //tutorials:mnist_manual_ddp -- --model=mlp --epochs=1"},
-      lockstep::tutorials::Train, {.default_ranks = 4});
+      lockstep::tutorials::Train, {.default_ranks = 4}, lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -27,6 +27,7 @@
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/device_world.h"
 #include "lockstep/tutorials/common/drift.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/model_flag.h"
@@ -54,7 +55,9 @@ absl::Status Train(comm::Communicator& world) {
                                           .rank = world.rank(),
                                           .world = world.size(),
                                           .seed = absl::GetFlag(FLAGS_seed)});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = world.device().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model. From here on, DDP sees to it that all ranks have the same one: it copies
@@ -100,8 +103,8 @@ absl::Status Train(comm::Communicator& world) {
         // STEP 3: the step of tutorial 02, to the letter. Gradients come last layer first; as soon
         // as a bucket of them is full, its all-reduce starts, and backward goes on meanwhile.
         optimizer.zero_grad();
-        const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+        const at::Tensor logits = model.forward(batch.To("images", world.device()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
         loss.backward();
         optimizer.step();
 
@@ -153,5 +156,5 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier under DDP, which averages gradients while it computes them.",
        .example = "bazel run //tutorials:mnist_ddp -- --model=mlp --epochs=1"},
-      lockstep::tutorials::Train, {.default_ranks = 4});
+      lockstep::tutorials::Train, {.default_ranks = 4}, lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -27,6 +27,7 @@
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
 #include "lockstep/tutorials/common/data_flag.h"
+#include "lockstep/tutorials/common/device_world.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/model_flag.h"
 #include "lockstep/tutorials/common/print.h"
@@ -53,7 +54,9 @@ absl::Status Train(comm::Communicator& world) {
                                           .rank = world.rank(),
                                           .world = world.size(),
                                           .seed = absl::GetFlag(FLAGS_seed)});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = world.device().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model. DDP copies rank 0's weights to all ranks, on all nodes.
@@ -97,8 +100,8 @@ absl::Status Train(comm::Communicator& world) {
         // STEP 4: the step of tutorial 02, to the letter. The gradients are averaged over all ranks
         // of all nodes when backward() returns.
         optimizer.zero_grad();
-        const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+        const at::Tensor logits = model.forward(batch.To("images", world.device()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
         loss.backward();
         optimizer.step();
 
@@ -145,5 +148,5 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier of Fashion-MNIST under DDP, on any number of nodes.",
        .example = "bazel run //tutorials:mnist_ddp_multinode -- --submit --model=mlp --epochs=1"},
-      lockstep::tutorials::Train);
+      lockstep::tutorials::Train, {}, lockstep::tutorials::CreateWorldOnDevice);
 }

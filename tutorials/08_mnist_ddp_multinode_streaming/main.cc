@@ -26,6 +26,7 @@
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
+#include "lockstep/tutorials/common/device_world.h"
 #include "lockstep/tutorials/common/evaluate.h"
 #include "lockstep/tutorials/common/flag_types.h"
 #include "lockstep/tutorials/common/format.h"
@@ -72,7 +73,9 @@ absl::Status Train(comm::Communicator& world) {
                                            .rank = world.rank(),
                                            .world = world.size(),
                                            .seed = absl::GetFlag(FLAGS_seed)});
-  data::Loader loader(train_set, sampler, {.batch_size = absl::GetFlag(FLAGS_batch)});
+  data::Loader loader(
+      train_set, sampler,
+      {.batch_size = absl::GetFlag(FLAGS_batch), .pin_memory = world.device().is_cuda()});
   StartupDone("data");
 
   // STEP 2: the model. DDP copies rank 0's weights to all ranks, on all nodes.
@@ -116,8 +119,8 @@ absl::Status Train(comm::Communicator& world) {
         // STEP 4: the step of tutorial 02, to the letter. The gradients are averaged over all ranks
         // of all nodes when backward() returns.
         optimizer.zero_grad();
-        const at::Tensor logits = model.forward(batch["images"].to(world.device()));
-        const at::Tensor loss = at::cross_entropy_loss(logits, batch["labels"].to(world.device()));
+        const at::Tensor logits = model.forward(batch.To("images", world.device()));
+        const at::Tensor loss = at::cross_entropy_loss(logits, batch.To("labels", world.device()));
         loss.backward();
         optimizer.step();
 
@@ -170,5 +173,5 @@ int main(int argc, char** argv) {
       {.summary = "trains a classifier under DDP, on any number of nodes, from HDF5 files.",
        .example = "bazel run //tutorials:mnist_ddp_multinode_streaming -- --submit "
                   "--train_file=train.h5 --test_file=test.h5"},
-      lockstep::tutorials::Train);
+      lockstep::tutorials::Train, {}, lockstep::tutorials::CreateWorldOnDevice);
 }

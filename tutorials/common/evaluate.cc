@@ -34,8 +34,8 @@ absl::StatusOr<Evaluation> Evaluate(const models::Classifier& model,
     std::vector<int64_t> rows(is_left ? std::min(kRowsAtOnce, dataset->size() - begin) : 1);
     std::iota(rows.begin(), rows.end(), is_left ? begin : 0);
     if (absl::Status status = dataset->ReadInto(rows, batch); !status.ok()) return status;
-    const at::Tensor labels = batch["labels"].to(world.device());
-    const at::Tensor logits = model.forward(batch["images"].to(world.device()));
+    const at::Tensor labels = batch.To("labels", world.device());
+    const at::Tensor logits = model.forward(batch.To("images", world.device()));
     if (!is_left) continue;
     const at::Tensor loss =
         at::cross_entropy_loss(logits, labels, /*weight=*/{}, at::Reduction::Sum);
