@@ -66,11 +66,12 @@ def main():
         os.environ["HOME"] = FOLDER  # with no site file, and a place for copies that all nodes see
         unittest.main()
     sources = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..")  # which may be in /tmp
+    os.environ["SOURCES"] = sources  # and is no path in a command that run() would move
     # The cluster that a README starts: outside of the one below.
     for path in READMES:
         for block in blocks(path):
             if "tools/slurm/" in "".join(block.lines) and block.is_command():
-                done = run([re.sub(r"--nodes 2", f"--nodes 2 --share {FOLDER} --share {sources}", line) for line in block.lines])
+                done = run([re.sub(r"--nodes 2", f"--nodes 2 --share {FOLDER} --share $SOURCES", line) for line in block.lines])
                 if done.returncode != 0 or "sum over all ranks: 10\n" not in done.stdout:
                     sys.exit(f"{path}: {block.lines}: {done.returncode}: {done.stdout}")
     os.execv("tools/slurm/local_cluster", ["local_cluster", "--share", FOLDER, "--share", sources, "--", "python3", __file__])
