@@ -1,7 +1,6 @@
 #include "lockstep/comm/nccl/handle.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +15,7 @@ constexpr absl::Duration kMaxFlush = absl::Seconds(5);
 
 // How long Abort waits for a call of another thread to notice it. One that does not is inside NCCL,
 // and then only the abort itself ends it.
-constexpr std::chrono::milliseconds kNotice(500);
+constexpr absl::Duration kNotice = absl::Milliseconds(500);
 
 absl::StatusCode CodeOf(Result result) {
   switch (result) {
@@ -67,7 +66,7 @@ absl::Status Handle::Finish(const std::string& what, Result result, Comm comm, c
 
 absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& stop) {
   const std::string what = "joining the other ranks";
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
   const Result result = library_->CommInitRank(&joining_, size, id, rank);
   const Comm comm = std::atomic_ref(joining_).exchange(nullptr);
@@ -82,21 +81,21 @@ absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& st
 
 absl::Status Handle::Split(int color, int key, Handle* part, const Stop& stop) {
   const std::string what = "splitting";
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   const Comm comm = comm_.load();
   if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
   made_ = nullptr;
   const Result result = library_->CommSplit(comm, color, key, &made_);
   absl::Status status = Finish(what, result, comm, stop);
   if (!status.ok() || part == nullptr) return status;
-  std::lock_guard<std::timed_mutex> part_lock(part->use_);
+  std::lock_guard<std::mutex> part_lock(part->use_);
   part->comm_ = made_;
   return part->Finish(what, Result::kInProgress, made_, stop);
 }
 
 absl::Status Handle::Call(const std::string& what, const std::function<Result(Comm)>& call,
                           const Stop& stop) {
-  std::lock_guard<std::timed_mutex> lock(use_);
+  std::lock_guard<std::mutex> lock(use_);
   const Comm comm = comm_.load();
   if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
   return Finish(what, call(comm), comm, stop);
@@ -104,7 +103,7 @@ absl::Status Handle::Call(const std::string& what, const std::function<Result(Co
 
 absl::Status Handle::AsyncError() {
   // Who holds the lock looks himself.
-  std::unique_lock<std::timed_mutex> lock(use_, std::try_to_lock);
+  std::unique_lock<std::mutex> lock(use_, std::try_to_lock);
   if (!lock.owns_lock()) return absl::OkStatus();
   const Comm comm = comm_.load();
   if (aborted_.load() || comm == nullptr) return absl::OkStatus();
@@ -116,7 +115,7 @@ absl::Status Handle::AsyncError() {
 }
 
 bool Handle::TryClose() {
-  std::unique_lock<std::timed_mutex> lock(use_, std::try_to_lock);
+  std::unique_lock<std::mutex> lock(use_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   const Comm comm = comm_.load();
   if (aborted_.load() || comm == nullptr) return true;
@@ -140,7 +139,12 @@ bool Handle::TryClose() {
 
 void Handle::Abort() {
   if (aborted_.exchange(true)) return;
-  std::unique_lock<std::timed_mutex> lock(use_, kNotice);
+  // Not a std::timed_mutex: the thread sanitizer of GCC 12 does not see its try_lock_for.
+  std::unique_lock<std::mutex> lock(use_, std::try_to_lock);
+  for (const absl::Time end = absl::Now() + kNotice; !lock.owns_lock() && absl::Now() < end;) {
+    absl::SleepFor(kMinPause);
+    lock.try_lock();
+  }
   Comm comm = comm_.exchange(nullptr);
   if (comm == nullptr) comm = std::atomic_ref(joining_).exchange(nullptr);
   if (comm != nullptr) library_->CommAbort(comm);

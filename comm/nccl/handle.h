@@ -62,7 +62,7 @@ class Handle {
 
   const std::shared_ptr<Library> library_;
   const Stream stream_;
-  std::timed_mutex use_;      // held during calls, but for an Abort that waited long enough
+  std::mutex use_;            // held during calls, but for an Abort that waited long enough
   std::atomic<Comm> comm_{};  // null before Init, and when it is closed
   std::atomic<bool> aborted_{false};
   Comm joining_ = nullptr;  // where NCCL writes it during Init, which may not return
