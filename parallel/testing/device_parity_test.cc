@@ -1,4 +1,6 @@
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <map>
 #include <mutex>
@@ -10,6 +12,7 @@
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/ddp/ddp.h"
 #include "lockstep/parallel/ddp/half_hook.h"
+#include "lockstep/parallel/ddp/join.h"
 #include "lockstep/parallel/ddp/powersgd.h"
 #include "lockstep/parallel/fsdp/fsdp.h"
 #include "lockstep/parallel/strategies.h"
@@ -108,6 +111,36 @@ TEST(DeviceParityTest, OptionsOfFsdp) {
                           [&](std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm) {
                             return std::make_unique<Fsdp>(std::move(model), comm, each);
                           });
+  }
+}
+
+// Ranks run 3, 2 and 1 batches; gradients of the weight are rank + 1.
+TEST(DeviceParityTest, JoinOfDdp) {
+  for (const bool find_unused : {false, true}) {
+    std::vector<torch::nn::Linear> layers;
+    for (int rank = 0; rank < 3; ++rank) layers.emplace_back(torch::nn::LinearOptions(1, 1));
+    std::vector<double> weights(3);
+    comm::nccl::testing::RunFakeRanks(
+        3,
+        [&](comm::Communicator& world) {
+          torch::nn::Linear& layer = layers[world.rank()];
+          layer->to(world.device());
+          Ddp ddp(layer, world, {.find_unused_parameters = find_unused});
+          Join join(ddp, {.divide_by_active_ranks = true});
+          const std::vector<double> means = {2, 1.5, 1};
+          for (int step = 0; step < 3 - world.rank(); ++step) {
+            layer->zero_grad();
+            const auto options = at::TensorOptions(world.device());
+            layer(at::full({1, 1}, world.rank() + 1.0f, options)).backward();
+            EXPECT_FLOAT_EQ(layer->weight.grad().item<float>(), means[step]);
+            at::NoGradGuard no_grad;
+            layer->weight.sub_(layer->weight.grad());
+          }
+          join.Finish();
+          weights[world.rank()] = layer->weight.item<float>();
+        },
+        comm::nccl::testing::FastOptions(absl::Minutes(2)), comm::testing::HostDevice);
+    EXPECT_EQ(weights, std::vector<double>(3, weights[0]));
   }
 }
 
