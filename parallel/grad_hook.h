@@ -3,14 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
-
-namespace torch::autograd {
-struct Node;
-}
+#include "lockstep/parallel/node_ptr.h"
 
 namespace lockstep::parallel {
 
@@ -31,7 +27,7 @@ class GradHook {
   GradHook& operator=(GradHook&& other) = delete;
 
  private:
-  std::shared_ptr<torch::autograd::Node> accumulator_;
+  NodePtr accumulator_;
   uintptr_t key_ = 0;
 };
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/node_ptr.h"
 #include "lockstep/parallel/replay.h"
 
 namespace lockstep::parallel {
@@ -139,7 +140,7 @@ class RecomputeNode : public Node {
   std::string name() const override { return "Recompute"; }
 
   // Makes `outputs` this node's.
-  static void Own(const std::shared_ptr<RecomputeNode>& node, std::vector<at::Tensor>& outputs) {
+  static void Own(RecomputeNode* node, const NodePtr& owner, std::vector<at::Tensor>& outputs) {
     for (at::Tensor& output : outputs) {
       Output& kept = node->outputs_.emplace_back();
       kept.options = output.options();
@@ -147,7 +148,7 @@ class RecomputeNode : public Node {
       kept.differentiable = torch::autograd::isDifferentiableType(output.scalar_type());
       if (!kept.differentiable) continue;
       output = output.detach();  // it may be an input, or a view of one
-      torch::autograd::set_history(output, node);
+      torch::autograd::set_history(output, owner);
     }
   }
 
@@ -251,10 +252,9 @@ class RecomputeRunner : public ForwardRunner {
     std::vector<at::Tensor> outputs;
     Replay replay(devices, [&] { outputs = body(inputs); });
     unchanged.Check(module);
-    const std::shared_ptr<RecomputeNode> node(
-        new RecomputeNode(module, body, inputs, std::move(parameters), std::move(replay)),
-        torch::autograd::deleteNode);
-    RecomputeNode::Own(node, outputs);
+    auto* const node =
+        new RecomputeNode(module, body, inputs, std::move(parameters), std::move(replay));
+    RecomputeNode::Own(node, OwnNode(node), outputs);
     return outputs;
   }
 };

@@ -11,6 +11,7 @@
 #include "lockstep/parallel/fsdp/gather_order.h"
 #include "lockstep/parallel/fsdp/shard_context.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
+#include "lockstep/parallel/node_ptr.h"
 
 namespace lockstep::parallel::fsdp {
 
@@ -51,7 +52,7 @@ class ShardedModel : public UnitEvents {
   };
 
   // Where a tensor's gradient goes: what produced it, and as which result; or itself.
-  using Source = std::tuple<std::shared_ptr<torch::autograd::Node>, int64_t, const void*>;
+  using Source = std::tuple<NodePtr, int64_t, const void*>;
   static Source SourceOf(const at::Tensor& tensor);
 
   // A forward that is running.
