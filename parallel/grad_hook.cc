@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -139,16 +139,16 @@ class RecomputeNode : public Node {
 
   std::string name() const override { return "Recompute"; }
 
-  // Makes `outputs` this node's.
-  static void Own(RecomputeNode* node, const NodePtr& owner, std::vector<at::Tensor>& outputs) {
+  // Makes `outputs` this node's, which is `self`.
+  void Own(const NodePtr& self, std::vector<at::Tensor>& outputs) {
     for (at::Tensor& output : outputs) {
-      Output& kept = node->outputs_.emplace_back();
+      Output& kept = outputs_.emplace_back();
       kept.options = output.options();
       kept.sizes = output.sizes().vec();
       kept.differentiable = torch::autograd::isDifferentiableType(output.scalar_type());
       if (!kept.differentiable) continue;
       output = output.detach();  // it may be an input, or a view of one
-      torch::autograd::set_history(output, owner);
+      torch::autograd::set_history(output, self);
     }
   }
 
@@ -254,7 +254,7 @@ class RecomputeRunner : public ForwardRunner {
     unchanged.Check(module);
     auto* const node =
         new RecomputeNode(module, body, inputs, std::move(parameters), std::move(replay));
-    RecomputeNode::Own(node, OwnNode(node), outputs);
+    node->Own(OwnNode(node), outputs);
     return outputs;
   }
 };
