@@ -91,17 +91,15 @@ void CheckGraph(const std::vector<at::Tensor>& roots, const std::vector<at::Tens
   std::unordered_set<const void*> leaves;
   for (const at::Tensor& tensor : known) leaves.insert(tensor.unsafeGetTensorImpl());
   std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
+  std::vector<NodePtr> open;  // owned: a root that is a leaf may have no other owner
   const auto visit = [&](const Edge& edge) {
-    if (edge.is_valid() && seen.insert(edge.function.get()).second) {
-      open.push_back(edge.function.get());
-    }
+    if (edge.is_valid() && seen.insert(edge.function.get()).second) open.push_back(edge.function);
   };
   for (const at::Tensor& root : roots) visit(torch::autograd::impl::gradient_edge(root));
   while (!open.empty()) {
-    Node* node = open.back();
+    const NodePtr node = std::move(open.back());
     open.pop_back();
-    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
+    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get())) {
       TORCH_CHECK(leaves.count(leaf->variable.unsafeGetTensorImpl()) == 1,
                   "recomputation: ", module.name(), "::forward uses a tensor of shape ",
                   leaf->variable.sizes(),

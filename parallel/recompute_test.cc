@@ -266,6 +266,23 @@ TEST(RecomputeTest, TakesAndReturnsAnything) {
   }
 }
 
+class ReturnsLeavesImpl : public torch::nn::Module {
+ public:
+  ReturnsLeavesImpl() { weight = register_parameter("weight", at::full({3}, 2.0, at::kDouble)); }
+  std::tuple<at::Tensor, at::Tensor> forward(at::Tensor x) { return {x, weight}; }
+  at::Tensor weight;
+};
+
+TEST(RecomputeTest, ReturnsLeavesThatNothingElseUses) {
+  Unit<ReturnsLeavesImpl> unit;
+  SetRecompute(*unit, true);
+  at::Tensor x = at::full({3}, 0.5, at::kDouble).requires_grad_();
+  const auto [y, weight] = unit->forward(x);
+  (y * 3 + weight * 4).sum().backward();
+  ExpectClose(x.grad(), at::full({3}, 3.0, at::kDouble), "x");
+  ExpectClose(unit->weight.grad(), at::full({3}, 4.0, at::kDouble), "weight");
+}
+
 TEST(RecomputeTest, GradientsGoToInputsOrToParametersAlone) {
   Inner inner;
   inner->to(at::kDouble);
