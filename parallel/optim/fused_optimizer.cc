@@ -61,7 +61,9 @@ FusedOptimizer::FusedOptimizer(const std::vector<NamedTensor>& parameters,
   for (size_t group = 0; group < groups.size(); ++group) {
     TORCH_CHECK(group == 0 || !members[group].empty(), "the ", group,
                 ". of the parameter groups matches none of the ", parameters.size(), " parameters");
-    Optimizer::add_param_group({std::move(members[group]), std::move(groups[group].options)});
+    Optimizer::add_param_group(torch::optim::OptimizerParamGroup(std::move(members[group])));
+    // Newer LibTorch (2.15 does, 2.11 not) drops options of a class it does not know.
+    param_groups_.back().set_options(std::move(groups[group].options));
     state_keys_.push_back(std::move(groups[group].state_keys));
   }
 
