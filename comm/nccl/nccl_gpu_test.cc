@@ -1,11 +1,17 @@
-// On real GPUs: this process is one rank, with the first that it sees.
+// On real GPUs: this process is one rank, with the first that it sees; in the conformance suite its
+// threads are up to 4 ranks.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+
 #include "lockstep/comm/nccl/create.h"
+#include "lockstep/comm/nccl/testing/run_gpu_ranks.h"
+#include "lockstep/comm/testing/conformance.h"
 
 namespace lockstep::comm::nccl {
 namespace {
@@ -84,3 +90,23 @@ TEST_F(NcclGpuTest, AbortFailsWhatFollows) {
 
 }  // namespace
 }  // namespace lockstep::comm::nccl
+
+namespace lockstep::comm::testing {
+namespace {
+
+Backend Gpus(int size) {
+  return {.name = "Gpus" + std::to_string(size),
+          .run = [size](absl::Duration deadline, const std::function<void(Communicator&)>& body) {
+            nccl::testing::RunGpuRanks(size, body, {.deadline = deadline});
+          }};
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Backend>& info) { return info.param.name; }
+
+const auto kWorlds = ::testing::Values(Gpus(1), Gpus(2), Gpus(4));
+
+INSTANTIATE_TEST_SUITE_P(Nccl, CommunicatorConformance, kWorlds, NameOf);
+INSTANTIATE_TEST_SUITE_P(Nccl, CommunicatorAbortConformance, kWorlds, NameOf);
+
+}  // namespace
+}  // namespace lockstep::comm::testing

@@ -4,11 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -23,12 +21,32 @@ const int64_t kSizes[] = {0, 1, 3, 257, 4096 + 1};
 // What rank `rank` has at `index`: 0 to 6, so that sums of 4 ranks and products of 3s stay small.
 int64_t Value(int rank, int64_t index) { return (index + 3 * rank) % 7; }
 
+// Where the tensors of this thread's rank are: its communicator's device.
+thread_local at::Device t_device = at::kCPU;
+
+at::Tensor Full(at::IntArrayRef sizes, const at::Scalar& value,
+                std::optional<at::ScalarType> dtype = std::nullopt) {
+  return at::full(sizes, value, at::TensorOptions(t_device).dtype(dtype));
+}
+
+at::Tensor Ones(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return Full(sizes, 1, dtype);
+}
+
+at::Tensor Zeros(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return Full(sizes, 0, dtype);
+}
+
+at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return at::empty(sizes, at::TensorOptions(t_device).dtype(dtype));
+}
+
 // `values` of `count` elements, as a tensor of any dtype.
 at::Tensor Make(int64_t count, at::ScalarType dtype, const std::function<double(int64_t)>& values) {
   at::Tensor exact = at::empty({count}, at::kDouble);
   double* data = exact.mutable_data_ptr<double>();
   for (int64_t i = 0; i < count; ++i) data[i] = values(i);
-  return exact.to(dtype);
+  return exact.to(dtype).to(t_device);
 }
 
 at::Tensor Mine(int rank, int64_t count, at::ScalarType dtype) {
@@ -90,7 +108,10 @@ void ExpectRefused(const Work& work, const std::string& why) {
 }  // namespace
 
 void CommunicatorConformance::Run(const std::function<void(Communicator&)>& body) {
-  GetParam().run(absl::Seconds(120), body);
+  GetParam().run(absl::Seconds(120), [&](Communicator& comm) {
+    t_device = comm.device();
+    body(comm);
+  });
 }
 
 TEST_P(CommunicatorConformance, KnowsItself) {
@@ -138,7 +159,7 @@ TEST_P(CommunicatorConformance, ReduceScattersEveryDtypeAndOp) {
             at::Tensor in =
                 Make(count * comm.size(), dtype, [&](int64_t i) { return value(comm.rank(), i); });
             at::Tensor out =
-                in_place ? in.narrow(0, comm.rank() * count, count) : at::empty({count}, dtype);
+                in_place ? in.narrow(0, comm.rank() * count, count) : Empty({count}, dtype);
             ExpectOk(comm.ReduceScatterInto(out, in, op).Wait());
             ExpectEqual(out,
                         Make(count, dtype,
@@ -163,14 +184,14 @@ TEST_P(CommunicatorConformance, AllGathersAndGathers) {
           const at::Tensor expected = Make(count * comm.size(), dtype, [&](int64_t i) {
             return static_cast<double>(Value(static_cast<int>(i / count), i % count));
           });
-          at::Tensor out = at::zeros({count * comm.size()}, dtype);
+          at::Tensor out = Zeros({count * comm.size()}, dtype);
           at::Tensor in = Mine(comm.rank(), count, dtype);
           if (in_place) in = out.narrow(0, comm.rank() * count, count).copy_(in);
           ExpectOk(comm.AllGatherInto(out, in).Wait());
           ExpectEqual(out, expected, comm, "AllGather");
           for (int root = 0; root < comm.size(); ++root) {
             at::Tensor gathered;
-            if (root == comm.rank()) gathered = at::zeros({count * comm.size()}, dtype);
+            if (root == comm.rank()) gathered = Zeros({count * comm.size()}, dtype);
             at::Tensor mine = Mine(comm.rank(), count, dtype);
             if (in_place && root == comm.rank()) {
               mine = gathered.narrow(0, comm.rank() * count, count).copy_(mine);
@@ -208,7 +229,7 @@ TEST_P(CommunicatorConformance, ExchangesAllToAll) {
         at::Tensor in = Make(count * comm.size(), dtype, [&](int64_t i) {
           return value(comm.rank(), static_cast<int>(i / count), i % count);
         });
-        at::Tensor out = at::empty({count * comm.size()}, dtype);
+        at::Tensor out = Empty({count * comm.size()}, dtype);
         ExpectOk(comm.AllToAll(out, in).Wait());
         ExpectEqual(out,
                     Make(count * comm.size(), dtype,
@@ -223,15 +244,15 @@ TEST_P(CommunicatorConformance, ExchangesAllToAll) {
 
 TEST_P(CommunicatorConformance, TakesAnyShape) {
   Run([](Communicator& comm) {
-    at::Tensor x = at::ones({2, 3, 5});
+    at::Tensor x = Ones({2, 3, 5});
     ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
-    ExpectEqual(x, at::full({2, 3, 5}, comm.size(), at::kFloat), comm, "AllReduce");
-    at::Tensor scalar = at::ones({});
+    ExpectEqual(x, Full({2, 3, 5}, comm.size(), at::kFloat), comm, "AllReduce");
+    at::Tensor scalar = Ones({});
     ExpectOk(comm.AllReduce(scalar, ReduceOp::kSum).Wait());
-    ExpectEqual(scalar, at::full({}, comm.size(), at::kFloat), comm, "AllReduce");
-    at::Tensor leaf = at::ones({4}).requires_grad_();
+    ExpectEqual(scalar, Full({}, comm.size(), at::kFloat), comm, "AllReduce");
+    at::Tensor leaf = Ones({4}).requires_grad_();
     ExpectOk(comm.AllReduce(leaf, ReduceOp::kSum).Wait());
-    ExpectEqual(leaf.detach(), at::full({4}, comm.size(), at::kFloat), comm, "AllReduce");
+    ExpectEqual(leaf.detach(), Full({4}, comm.size(), at::kFloat), comm, "AllReduce");
   });
 }
 
@@ -252,16 +273,16 @@ TEST_P(CommunicatorConformance, ManyAreInFlightAndMayBeDropped) {
     std::vector<at::Tensor> tensors;
     std::vector<Work> works;
     for (int i = 0; i < 50; ++i) {
-      tensors.push_back(at::full({i * 13}, i, at::kLong));
+      tensors.push_back(Full({i * 13}, i, at::kLong));
       works.push_back(comm.AllReduce(tensors.back(), ReduceOp::kSum));
     }
     // Dropped, with its tensor: the backend keeps both.
-    static_cast<void>(comm.AllReduce(at::ones({1000}), ReduceOp::kSum));
+    static_cast<void>(comm.AllReduce(Ones({1000}), ReduceOp::kSum));
     for (int i = 49; i >= 0; --i) {
       ExpectOk(works[i].Wait());
       ExpectOk(works[i].Wait());
-      EXPECT_TRUE(works[i].IsDone());
-      ExpectEqual(tensors[i], at::full({i * 13}, i * comm.size(), at::kLong), comm, "AllReduce");
+      EXPECT_TRUE(works[i].IsDone() || !t_device.is_cpu());  // else only the stream has waited
+      ExpectEqual(tensors[i], Full({i * 13}, i * comm.size(), at::kLong), comm, "AllReduce");
     }
     ExpectOk(comm.Barrier().Wait());
   });
@@ -274,7 +295,7 @@ TEST_P(CommunicatorConformance, SendsAndRecvsInAnyOrder) {
     for (int64_t count : kSizes) {
       for (bool send_first : {true, false}) {
         at::Tensor in = Mine(comm.rank(), count, at::kFloat);
-        at::Tensor out = at::empty({count});
+        at::Tensor out = Empty({count});
         Work sent, received;
         if (send_first) sent = comm.Send(in, next);
         received = comm.Recv(out, previous);
@@ -294,15 +315,15 @@ TEST_P(CommunicatorConformance, MatchesTagsAndKeepsTheirOrder) {
     at::Tensor out[4];
     std::vector<Work> works;
     for (int i : {0, 1, 2, 3}) {  // tags 0, 1, 0, 1
-      works.push_back(comm.Send(at::full({5}, 10 * comm.rank() + i, at::kInt), next, i % 2));
+      works.push_back(comm.Send(Full({5}, 10 * comm.rank() + i, at::kInt), next, i % 2));
     }
     for (int i : {1, 3, 0, 2}) {  // the other way round, but in order for each tag
-      out[i] = at::empty({5}, at::kInt);
+      out[i] = Empty({5}, at::kInt);
       works.push_back(comm.Recv(out[i], previous, i % 2));
     }
     for (const Work& work : works) ExpectOk(work.Wait());
     for (int i : {0, 1, 2, 3}) {
-      ExpectEqual(out[i], at::full({5}, 10 * previous + i, at::kInt), comm, "Recv");
+      ExpectEqual(out[i], Full({5}, 10 * previous + i, at::kInt), comm, "Recv");
     }
   });
 }
@@ -311,13 +332,13 @@ TEST_P(CommunicatorConformance, CollectivesGoAroundPendingRecvs) {
   Run([](Communicator& comm) {
     const int next = (comm.rank() + 1) % comm.size();
     const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-    at::Tensor out = at::empty({3});
+    at::Tensor out = Empty({3});
     Work received = comm.Recv(out, previous);
-    at::Tensor x = at::ones({3});
+    at::Tensor x = Ones({3});
     ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
     ExpectOk(comm.Send(x, next).Wait());
     ExpectOk(received.Wait());
-    ExpectEqual(out, at::full({3}, comm.size(), at::kFloat), comm, "Recv");
+    ExpectEqual(out, Full({3}, comm.size(), at::kFloat), comm, "Recv");
   });
 }
 
@@ -333,7 +354,7 @@ TEST_P(CommunicatorConformance, SplitsIntoOverlappingRowsAndColumns) {
       if (rank / columns == comm.rank() / columns) row_sum += 1 << rank;
       if (rank % columns == comm.rank() % columns) column_sum += 1 << rank;
     }
-    at::Tensor x = at::full({257}, 1 << comm.rank(), at::kLong);
+    at::Tensor x = Full({257}, 1 << comm.rank(), at::kLong);
     at::Tensor y = x.clone(), z = x.clone();
     Work on_row = (*row)->AllReduce(x, ReduceOp::kSum);
     Work on_column = (*column)->AllReduce(y, ReduceOp::kSum);
@@ -341,9 +362,9 @@ TEST_P(CommunicatorConformance, SplitsIntoOverlappingRowsAndColumns) {
     ExpectOk(on_all.Wait());
     ExpectOk(on_column.Wait());
     ExpectOk(on_row.Wait());
-    ExpectEqual(x, at::full({257}, row_sum, at::kLong), **row, "row");
-    ExpectEqual(y, at::full({257}, column_sum, at::kLong), **column, "column");
-    ExpectEqual(z, at::full({257}, (1 << comm.size()) - 1, at::kLong), comm, "all");
+    ExpectEqual(x, Full({257}, row_sum, at::kLong), **row, "row");
+    ExpectEqual(y, Full({257}, column_sum, at::kLong), **column, "column");
+    ExpectEqual(z, Full({257}, (1 << comm.size()) - 1, at::kLong), comm, "all");
   });
 }
 
@@ -359,17 +380,17 @@ TEST_P(CommunicatorConformance, SplitOrdersByKeyAndLeavesOut) {
     EXPECT_EQ(*first != nullptr, in);
     if (in) {
       EXPECT_EQ((*first)->size(), 1);
-      at::Tensor x = at::ones({3});
+      at::Tensor x = Ones({3});
       ExpectOk((*first)->AllReduce(x, ReduceOp::kAverage).Wait());
-      ExpectEqual(x, at::ones({3}), **first, "alone");
+      ExpectEqual(x, Ones({3}), **first, "alone");
     }
     auto nested = (*reversed)->Split(0, 0);
     ASSERT_TRUE(nested.ok()) << nested.status();
     EXPECT_EQ((*nested)->name(), "world/1/1");
     reversed->reset();  // what was split from it lives on
-    at::Tensor x = at::ones({3});
+    at::Tensor x = Ones({3});
     ExpectOk((*nested)->AllReduce(x, ReduceOp::kSum).Wait());
-    ExpectEqual(x, at::full({3}, comm.size(), at::kFloat), comm, "nested");
+    ExpectEqual(x, Full({3}, comm.size(), at::kFloat), comm, "nested");
   });
 }
 
@@ -379,14 +400,14 @@ TEST_P(CommunicatorConformance, ThenStartsAfterTheWork) {
     ASSERT_TRUE(other.ok()) << other.status();
     for (int round = 0; round < 20; ++round) {
       const int n = comm.size();
-      at::Tensor in = at::full({n * 100}, round + 1, at::kLong);
-      at::Tensor mine = at::zeros({100}, at::kLong);
+      at::Tensor in = Full({n * 100}, round + 1, at::kLong);
+      at::Tensor mine = Zeros({100}, at::kLong);
       Work work =
           comm.ReduceScatterInto(mine, in, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
             return c.AllReduce(mine, ReduceOp::kSum);
           });
       ExpectOk(work.Wait());
-      ExpectEqual(mine, at::full({100}, (round + 1) * n * n, at::kLong), comm, "Then");
+      ExpectEqual(mine, Full({100}, (round + 1) * n * n, at::kLong), comm, "Then");
     }
   });
 }
@@ -395,13 +416,13 @@ TEST_P(CommunicatorConformance, WhatFollowsGoesOnWithoutItsCommunicator) {
   Run([](Communicator& comm) {
     auto other = comm.Split(0, comm.rank());
     ASSERT_TRUE(other.ok()) << other.status();
-    at::Tensor x = at::ones({5000}), y = at::ones({3});
+    at::Tensor x = Ones({5000}), y = Ones({3});
     const Work work = comm.AllReduce(x, ReduceOp::kSum).Then(**other, [&](Communicator& c) {
       return c.AllReduce(y, ReduceOp::kSum);
     });
     other->reset();
     ExpectOk(work.Wait());
-    ExpectEqual(y, at::full({3}, comm.size(), at::kFloat), comm, "Then");
+    ExpectEqual(y, Full({3}, comm.size(), at::kFloat), comm, "Then");
   });
 }
 
@@ -410,22 +431,21 @@ TEST_P(CommunicatorConformance, RanksMayLeaveOnceTheyHaveIssuedAll) {
     auto part = comm.Split(0, comm.rank());
     ASSERT_TRUE(part.ok()) << part.status();
     const int n = comm.size();
-    at::Tensor received = at::empty({5000}, at::kLong);
+    at::Tensor received = Empty({5000}, at::kLong);
     std::vector<at::Tensor> tensors;
     std::vector<Work> works;
     // One after another: the first has left long before the last comes.
     absl::SleepFor(comm.rank() * absl::Milliseconds(700));
     for (int64_t count : {3, 70001, 5}) {
-      tensors.push_back(at::full({count}, comm.rank() + 1, at::kLong));
+      tensors.push_back(Full({count}, comm.rank() + 1, at::kLong));
       works.push_back((*part)->AllReduce(tensors.back(), ReduceOp::kSum));
     }
-    works.push_back((*part)->Send(at::full({5000}, comm.rank()), (comm.rank() + 1) % n));
+    works.push_back((*part)->Send(Full({5000}, comm.rank()), (comm.rank() + 1) % n));
     works.push_back((*part)->Recv(received, (comm.rank() + n - 1) % n));
     part->reset();
     for (const Work& work : works) ExpectOk(work.Wait());
     for (const at::Tensor& tensor : tensors) {
-      ExpectEqual(tensor, at::full({tensor.numel()}, n * (n + 1) / 2, at::kLong), comm,
-                  "AllReduce");
+      ExpectEqual(tensor, Full({tensor.numel()}, n * (n + 1) / 2, at::kLong), comm, "AllReduce");
     }
   });
 }
@@ -438,7 +458,7 @@ TEST_P(CommunicatorConformance, EmptyGivesTensorsToWorkOn) {
     EXPECT_EQ(x.device(), comm.device());
     x.fill_(1);
     ExpectOk(comm.AllReduce(x, ReduceOp::kSum).Wait());
-    ExpectEqual(x, at::full({3, 5}, comm.size(), at::kBFloat16), comm, "Empty");
+    ExpectEqual(x, Full({3, 5}, comm.size(), at::kBFloat16), comm, "Empty");
   });
 }
 
@@ -460,34 +480,33 @@ TEST_P(CommunicatorConformance, RefusesWhatItCannotDo) {
     const int n = comm.size();
     const auto sum = ReduceOp::kSum;
     ExpectRefused(comm.AllReduce(at::Tensor(), sum), "undefined");
-    ExpectRefused(comm.AllReduce(at::ones({4, 4}).t(), sum), "not contiguous");
-    ExpectRefused(comm.AllReduce(at::ones({4}, at::kBool), sum), "Bool is not supported");
-    ExpectRefused(comm.AllReduce(at::ones({4}, at::kInt), ReduceOp::kAverage), "floating-point");
-    ExpectRefused(comm.AllGatherInto(at::ones({4 * n + 1}), at::ones({4})), "the output has");
-    ExpectRefused(comm.AllGatherInto(at::ones({4 * n}, at::kDouble), at::ones({4})),
+    ExpectRefused(comm.AllReduce(Ones({4, 4}).t(), sum), "not contiguous");
+    ExpectRefused(comm.AllReduce(Ones({4}, at::kBool), sum), "Bool is not supported");
+    ExpectRefused(comm.AllReduce(Ones({4}, at::kInt), ReduceOp::kAverage), "floating-point");
+    ExpectRefused(comm.AllGatherInto(Ones({4 * n + 1}), Ones({4})), "the output has");
+    ExpectRefused(comm.AllGatherInto(Ones({4 * n}, at::kDouble), Ones({4})),
                   "the input is Float, the output Double");
-    ExpectRefused(comm.ReduceScatterInto(at::ones({4}), at::ones({4 * n + 1}), sum),
-                  "the input has");
-    ExpectRefused(comm.AllToAll(at::ones({n}), at::ones({n + 1})), "must be equal");
-    ExpectRefused(comm.Broadcast(at::ones({4}), n), "is none of the");
-    ExpectRefused(comm.Send(at::ones({4}), -1), "is none of the");
-    ExpectRefused(comm.Send(at::ones({4}), 0, -1), "the tag must be from 0 to 32767");
-    ExpectRefused(comm.Recv(at::ones({4}), 0, 32768), "the tag must be from 0 to 32767");
-    ExpectRefused(comm.GatherInto(at::ones({4}), at::ones({4}), -1), "is none of the");
-    at::Tensor both = at::ones({4 * n + 1});
+    ExpectRefused(comm.ReduceScatterInto(Ones({4}), Ones({4 * n + 1}), sum), "the input has");
+    ExpectRefused(comm.AllToAll(Ones({n}), Ones({n + 1})), "must be equal");
+    ExpectRefused(comm.Broadcast(Ones({4}), n), "is none of the");
+    ExpectRefused(comm.Send(Ones({4}), -1), "is none of the");
+    ExpectRefused(comm.Send(Ones({4}), 0, -1), "the tag must be from 0 to 32767");
+    ExpectRefused(comm.Recv(Ones({4}), 0, 32768), "the tag must be from 0 to 32767");
+    ExpectRefused(comm.GatherInto(Ones({4}), Ones({4}), -1), "is none of the");
+    at::Tensor both = Ones({4 * n + 1});
     ExpectRefused(
         comm.AllGatherInto(both.narrow(0, 0, 4 * n), both.narrow(0, 4 * comm.rank() + 1, 4)),
         "overlap");
     // Nothing was started or spoilt.
-    at::Tensor x = at::ones({4});
+    at::Tensor x = Ones({4});
     ExpectOk(comm.AllReduce(x, sum).Wait());
-    ExpectEqual(x, at::full({4}, n, at::kFloat), comm, "AllReduce");
+    ExpectEqual(x, Full({4}, n, at::kFloat), comm, "AllReduce");
   });
 }
 
 TEST_P(CommunicatorConformance, NextCallReturnsARefusalNobodySaw) {
   Run([](Communicator& comm) {
-    static_cast<void>(comm.AllReduce(at::ones({4, 4}).t(), ReduceOp::kSum));
+    static_cast<void>(comm.AllReduce(Ones({4, 4}).t(), ReduceOp::kSum));
     ExpectRefused(comm.Barrier(), "not contiguous");
     ExpectOk(comm.Barrier().Wait());
   });

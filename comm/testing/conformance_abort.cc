@@ -5,12 +5,21 @@
 
 #include <string>
 
+#include "absl/time/clock.h"
 #include "lockstep/comm/testing/conformance.h"
 
 namespace lockstep::comm::testing {
 namespace {
 
 void ExpectOk(const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; }
+
+// What became of an operation: off the CPU, Wait() may return before that is known.
+absl::Status StatusOf(const Work& work) {
+  absl::Status status = work.Wait();
+  if (!status.ok()) return status;
+  while (!work.IsDone()) absl::SleepFor(absl::Milliseconds(1));
+  return work.Wait();
+}
 
 // The error of an operation that rank `comm.size() - 1` left without, on the others.
 void ExpectDeserted(const Communicator& comm, const absl::Status& status, const std::string& what,
@@ -43,8 +52,8 @@ TEST_P(CommunicatorAbortConformance, AbortFailsPendingAndLater) {
       comm.Abort(absl::InternalError("the roof is on fire"));
       status = comm.Barrier().Wait();
     } else {
-      at::Tensor x = at::ones({3});
-      status = comm.AllReduce(x, ReduceOp::kSum).Wait();
+      at::Tensor x = at::ones({3}, comm.device());
+      status = StatusOf(comm.AllReduce(x, ReduceOp::kSum));
     }
     EXPECT_FALSE(status.ok());
     EXPECT_NE(std::string{status.message()}.find("the roof is on fire"), std::string::npos)
@@ -68,8 +77,8 @@ TEST_P(CommunicatorAbortConformance, DeadlineNamesWhoDidNotArrive) {
       }
       return;
     }
-    at::Tensor x = at::ones({2, 3});
-    const absl::Status status = comm.AllReduce(x, ReduceOp::kSum).Wait();
+    at::Tensor x = at::ones({2, 3}, comm.device());
+    const absl::Status status = StatusOf(comm.AllReduce(x, ReduceOp::kSum));
     const std::string message{status.message()};
     EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsAborted(status)) << status;
     EXPECT_NE(message.find("AllReduce #2 (sum, Float [2, 3])"), std::string::npos) << status;
@@ -86,14 +95,14 @@ TEST_P(CommunicatorAbortConformance, CollectiveFailsWhereARankHasLeft) {
   GetParam().run(absl::Minutes(30), [](Communicator& comm) {
     auto part = comm.Split(0, comm.rank());
     ASSERT_TRUE(part.ok()) << part.status();
-    at::Tensor x = at::ones({2, 3});
+    at::Tensor x = at::ones({2, 3}, comm.device());
     for (int i = 0; i < 17; ++i) ExpectOk((*part)->AllReduce(x, ReduceOp::kMax).Wait());
     if (comm.size() == 1) return;
     if (comm.rank() == comm.size() - 1) {
       part->reset();
       return;
     }
-    ExpectDeserted(comm, (*part)->AllReduce(x, ReduceOp::kSum).Wait(),
+    ExpectDeserted(comm, StatusOf((*part)->AllReduce(x, ReduceOp::kSum)),
                    "AllReduce #18 (sum, Float [2, 3])",
                    "after 17 operations; all ranks must issue the same ones (uneven data? see join "
                    "in parallel/ddp)");
@@ -107,15 +116,15 @@ TEST_P(CommunicatorAbortConformance, RecvFailsWhereItsRankHasLeft) {
     ASSERT_TRUE(part.ok()) << part.status();
     const int last = comm.size() - 1;
     if (last == 0) return;
-    at::Tensor x = at::full({3}, comm.rank());
+    at::Tensor x = at::full({3}, comm.rank(), comm.device());
     if (comm.rank() == last) {
       for (int to = 0; to < last; ++to) ExpectOk((*part)->Send(x, to).Wait());
       part->reset();
       return;
     }
     ExpectOk((*part)->Recv(x, last).Wait());
-    EXPECT_TRUE(x.equal(at::full({3}, last)));
-    ExpectDeserted(comm, (*part)->Recv(x, last).Wait(),
+    EXPECT_TRUE(x.cpu().equal(at::full({3}, last)));
+    ExpectDeserted(comm, StatusOf((*part)->Recv(x, last)),
                    "Recv #2 (from rank " + std::to_string(last) + ", tag 0, Long [3])",
                    "without the Send that matches it");
   });
