@@ -9,6 +9,8 @@
 
 // Communicators over NCCL for the ranks that a launcher started, each with the GPU that
 // ChooseDevice (device_choice.h) gives it. nccl_communicator.h says what they do.
+// That GPU is made the current device of the thread that calls Create, where at::kCUDA without an
+// index then is; other threads start on GPU 0.
 //
 //   auto world = lockstep::launch::Detect();
 //   auto comm = lockstep::comm::nccl::Create(*world);

@@ -1,4 +1,6 @@
 // create.h, built with --config=gpu.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <string>
 #include <utility>
 
@@ -16,6 +18,9 @@ absl::StatusOr<std::shared_ptr<Library>> LibraryFor(const launch::World& world) 
   if (!visible.ok()) return visible.status();
   const absl::StatusOr<int> index = ChooseDevice(world, *visible);
   if (!index.ok()) return index.status();
+  // Before anything touches a device: each that is touched gets a context, of some 0.5 GB.
+  c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+      .setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(*index)});
   return CudaLibrary(*index);
 }
 

@@ -13,6 +13,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -25,6 +26,11 @@ constexpr at::DeviceType kType = at::kHPU;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::HPU);
 
 thread_local at::DeviceIndex current = 0;
+std::atomic<int> events_on_other_devices = 0;
+
+void CountIfOther(at::DeviceIndex index) {
+  if (index != current) ++events_on_other_devices;
+}
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -44,14 +50,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   at::DeviceIndex deviceCount() const noexcept override { return kHostDevices; }
 
   // All is done when it is asked for, so events have nothing to wait for.
-  void record(void** event, const c10::Stream& /*stream*/, const at::DeviceIndex /*index*/,
+  void record(void** event, const c10::Stream& stream, const at::DeviceIndex /*index*/,
               const c10::EventFlag /*flag*/) const override {
+    CountIfOther(stream.device_index());
     *event = this_event();
   }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }
   void synchronizeEvent(void* /*event*/) const override {}
-  void destroyEvent(void* /*event*/, const at::DeviceIndex /*index*/) const noexcept override {}
+  void destroyEvent(void* /*event*/, const at::DeviceIndex index) const noexcept override {
+    CountIfOther(index);
+  }
   bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
   void synchronizeDevice(const at::DeviceIndex /*index*/) const override {}
@@ -171,5 +180,7 @@ TORCH_LIBRARY_IMPL(_, HPU, m) {
 }  // namespace
 
 at::Device HostDevice(int index) { return {kType, static_cast<at::DeviceIndex>(index)}; }
+
+int EventsOnOtherDevices() { return events_on_other_devices; }
 
 }  // namespace lockstep::comm::testing

@@ -19,4 +19,8 @@ namespace lockstep::comm::testing {
 inline constexpr int kHostDevices = 8;
 at::Device HostDevice(int index);
 
+// How often an event was recorded or freed while its thread's current device was another one. On a
+// GPU that makes a context on the other, too.
+int EventsOnOtherDevices();
+
 }  // namespace lockstep::comm::testing

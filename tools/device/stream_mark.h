@@ -16,9 +16,15 @@ namespace lockstep::device {
 //   landed.Wait();                                // now host holds it
 //
 // An event on this thread's current stream of whatever device LibTorch knows; CUDA's headers are
-// not needed. On the CPU, where calls return when all is done, it does nothing.
+// not needed. On the CPU, where calls return when all is done, it does nothing. The thread's current
+// device may be another one, and stays.
 class StreamMark {
  public:
+  StreamMark() = default;
+  ~StreamMark();
+  StreamMark(StreamMark&& other) noexcept;
+  StreamMark& operator=(StreamMark&& other) noexcept;
+
   // Marks what was asked for before, in the place of an earlier mark.
   void Record(c10::Device device);
 
@@ -26,6 +32,8 @@ class StreamMark {
   void Wait();
 
  private:
+  void Reset();
+
   std::optional<c10::Event> event_;
 };
 
