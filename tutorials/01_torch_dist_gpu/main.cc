@@ -23,7 +23,9 @@ absl::Status AllReduce(comm::Communicator& world) {
   const int ranks = world.size();
   const at::Device device = world.device();
   if (device.is_cpu() && rank == 0) {
-    absl::PrintF("on the CPU, over MPI: %s\n", std::string{comm::nccl::CheckDevices().message()});
+    const absl::Status gpus = comm::nccl::CheckDevices();
+    absl::PrintF("on the CPU, over MPI: %s\n",
+                 gpus.ok() ? "--device=cpu was given" : std::string{gpus.message()});
   }
 
   // STEP 2: a tensor on this rank's device: communicators take no other.
