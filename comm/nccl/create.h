@@ -28,7 +28,8 @@ int CountDevices();
 // program, no driver, no GPU.
 absl::Status CheckDevices();
 
-// For torchrun-style variables and srun, where no MPI is needed: the ranks meet at world.store.
+// For torchrun and its variables, and srun, where no MPI is needed: the ranks meet at world.store.
+// May be called more than once, in the same order by all ranks.
 // InvalidArgument where the launcher gives no store (mpirun): use the other one. Errors else are
 // CreateOn's.
 absl::StatusOr<std::unique_ptr<Communicator>> Create(const launch::World& world,

@@ -8,6 +8,7 @@
 #include "lockstep/comm/nccl/create.h"
 #include "lockstep/comm/nccl/cuda_library.h"
 #include "lockstep/comm/nccl/device_choice.h"
+#include "lockstep/comm/nccl/meet.h"
 #include "lockstep/comm/nccl/nccl_communicator.h"
 
 namespace lockstep::comm::nccl {
@@ -22,24 +23,6 @@ absl::StatusOr<std::shared_ptr<Library>> LibraryFor(const launch::World& world) 
   c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
       .setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(*index)});
   return CudaLibrary(*index);
-}
-
-absl::StatusOr<std::shared_ptr<Store>> MeetAtStore(const launch::World& world,
-                                                   absl::Duration timeout) {
-  if (world.size == 1) return Store::InProcess();
-  if (!world.store) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(launch::LauncherName(world.launcher),
-                     " does not say where the ranks can meet: create a communicator over MPI first "
-                     "and NCCL's of that, or set MASTER_ADDR and MASTER_PORT"));
-  }
-  if (world.rank != 0) return Store::Connect(world.store->host, world.store->port, timeout);
-  auto store = Store::Serve(world.store->port);
-  // Other ranks may still ask when this one has no communicator any more.
-  static std::shared_ptr<Store>* served = nullptr;
-  if (store.ok()) served = new std::shared_ptr<Store>(*store);
-  static_cast<void>(served);
-  return store;
 }
 
 }  // namespace
@@ -59,10 +42,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(const launch::World& world,
                                                      const Options& options) {
   absl::StatusOr<std::shared_ptr<Library>> library = LibraryFor(world);
   if (!library.ok()) return library.status();
-  absl::StatusOr<std::shared_ptr<Store>> store = MeetAtStore(world, options.deadline);
+  absl::StatusOr<std::shared_ptr<Store>> store = Meet(world, options.deadline);
   if (!store.ok()) return store.status();
-  return CreateOn(*std::move(library), *(*store)->WithPrefix("nccl/"), world.rank, world.size,
-                  options);
+  return CreateOn(*std::move(library), **store, world.rank, world.size, options);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Create(const launch::World& world,
