@@ -16,8 +16,8 @@ namespace lockstep::device {
 //   landed.Wait();                                // now host holds it
 //
 // An event on this thread's current stream of whatever device LibTorch knows; CUDA's headers are
-// not needed. On the CPU, where calls return when all is done, it does nothing. The thread's current
-// device may be another one, and stays.
+// not needed. The thread's current device may be another one, and stays. On the CPU, where calls
+// return when all is done, it does nothing.
 class StreamMark {
  public:
   StreamMark() = default;
