@@ -3,12 +3,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lockstep/comm/nccl/launch.h"
-#include "lockstep/comm/nccl/watchdog.h"
 
 namespace lockstep::comm::nccl {
 namespace {
@@ -20,10 +21,53 @@ absl::Time LastMoment(const World& world, const State& state) {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, std::string name,
-             int rank, std::vector<int> world_ranks)
+// Done when the work is, and its failure has broken this world; a work of this backend stands in a
+// stream before that.
+class Group::Fence {
+ public:
+  explicit Fence(std::shared_ptr<WorkState> work) : work_(std::move(work)) {
+    ours_ = std::dynamic_pointer_cast<State>(work_);
+  }
+
+  void SetDone() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  }
+
+  bool IsDone() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return done_;
+  }
+
+  // Makes `stream` wait, or the host where it must.
+  absl::Status Await(const World& world, Stream stream) {
+    while (!IsDone() && !world.is_broken()) {
+      if (ours_ != nullptr && ours_->started()) {
+        return world.library->WaitEvent(stream, ours_->event());
+      }
+      if (ours_ != nullptr && !ours_->IsDone()) {
+        ours_->AwaitStarted(absl::Milliseconds(50));
+        continue;
+      }
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait_for(lock, std::chrono::milliseconds(50), [this] { return done_; });
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::shared_ptr<WorkState> work_;
+  std::shared_ptr<State> ours_;  // null where it is another backend's
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
+Group::Group(std::shared_ptr<World> world, std::shared_ptr<Lane> lane, std::string name, int rank,
+             std::vector<int> world_ranks)
     : world(std::move(world)),
-      handle(std::move(handle)),
+      lane(std::move(lane)),
       name(std::move(name)),
       rank(rank),
       world_ranks(std::move(world_ranks)) {
@@ -31,10 +75,8 @@ Group::Group(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, std::
 }
 
 Group::~Group() {
-  for (auto& [key, channel] : channels_) {
-    if (channel.handle != nullptr) world->Retire(channel.handle);
-  }
-  world->Retire(handle);
+  for (auto& [key, channel] : channels_) channel->Close();
+  lane->Close();
   control.reset();
   world->RemoveGroup();
 }
@@ -50,14 +92,16 @@ Work Group::Issue(Operation operation) {
   absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex);
+    if (operation.kind == OperationKind::kBarrier && !scratch_.defined()) {
+      scratch_ = at::zeros({1}, at::TensorOptions(at::kInt).device(world->library->device()));
+    }
     operation.sequence = IsCollective(operation.kind) ? ++collectives_ : ++transfers_;
     control->Issued(operation);
     state = std::make_shared<State>(shared_from_this(), std::move(operation));
     status = state->prepared();
     if (status.ok()) {
       if (absl::Status broken = world->AddPending(state); !broken.ok()) return Work(broken);
-      queue_.push_back({.state = state});
-      status = StartQueued();
+      status = Enqueue(state);
     }
   }
   if (!status.ok()) {
@@ -68,122 +112,54 @@ Work Group::Issue(Operation operation) {
 }
 
 void Group::StartAfter(const Work& work) {
+  auto fence = std::make_shared<Fence>(work.state());
   {
     std::lock_guard<std::mutex> lock(mutex);
-    auto state = std::dynamic_pointer_cast<State>(work.state());
-    if (state != nullptr && state->started() && queue_.empty()) {
-      fences_.push_back(std::move(state));
-    } else {
-      queue_.push_back({.after = work});
-    }
+    fences_.push_back(fence);
   }
-  // Holds the group: what follows goes on where its communicator has been destroyed meanwhile.
-  work.state()->OnDone([group = shared_from_this()](const absl::Status& status) {
-    if (!status.ok()) group->world->BreakEverywhere(status);
-    group->Drain();
+  work.state()->OnDone([fence, world = world](const absl::Status& status) {
+    if (!status.ok()) world->BreakEverywhere(status);
+    fence->SetDone();
   });
 }
 
-void Group::Drain() {
-  absl::Status status;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (world->is_broken()) {
-      queue_.clear();
-    } else {
-      status = StartQueued();
-    }
-  }
-  if (!status.ok()) world->BreakEverywhere(status);
-}
-
-absl::Status Group::StartQueued() {
-  while (!queue_.empty()) {
-    Queued& front = queue_.front();
-    if (front.after) {
-      if (!front.after->IsDone()) return absl::OkStatus();
-      queue_.pop_front();
-      continue;
-    }
-    const std::shared_ptr<State> state = std::move(front.state);
-    queue_.pop_front();
-    if (absl::Status status = Start(state); !status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Group::Start(const std::shared_ptr<State>& state) {
-  const Operation operation = state->operation();
-  absl::Status status;
-  if (!IsCollective(operation.kind)) {
-    status = StartTransfer(state);
-  } else {
-    if (world->detail) status = control->CheckSame(operation, world->options.deadline);
-    if (status.ok()) status = StartCollective(*state);
-  }
-  if (status.ok() || world->is_broken()) return status;
-  if (absl::IsDeadlineExceeded(status) && status.message().empty()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(Describe(operation), " could not be started in ",
-                     absl::FormatDuration(world->options.deadline),
-                     ": NCCL is still connecting to the ranks; can they reach each other? "
-                     "NCCL_DEBUG=INFO shows what it tries"));
-  }
-  return status;
-}
-
-absl::Status Group::WaitForInputs(Stream stream, State& state) {
-  if (absl::Status status = world->library->WaitEvent(stream, state.event()); !status.ok()) {
-    return status;
-  }
+absl::Status Group::Enqueue(const std::shared_ptr<State>& state) {
   fences_.erase(std::remove_if(fences_.begin(), fences_.end(),
                                [](const auto& fence) { return fence->IsDone(); }),
                 fences_.end());
-  for (const auto& fence : fences_) {
-    if (absl::Status status = world->library->WaitEvent(stream, fence->event()); !status.ok()) {
-      return status;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Group::StartCollective(State& state) {
-  const Operation operation = state.operation();
-  if (operation.kind == OperationKind::kBarrier && !scratch_.defined()) {
-    scratch_ = at::zeros({1}, at::TensorOptions(at::kInt).device(world->library->device()));
-  }
-  if (absl::Status status = WaitForInputs(handle->stream(), state); !status.ok()) return status;
-  absl::Status status = LaunchCollective(*handle, operation, rank, size(), scratch_,
-                                         world->StopAt(LastMoment(*world, state)));
-  return status.ok() ? state.Started(handle->stream()) : status;
-}
-
-absl::Status Group::StartTransfer(const std::shared_ptr<State>& state) {
   const Operation operation = state->operation();
-  if (operation.peer == rank) return CopyToSelf(state);
+  const auto group = shared_from_this();
+  if (IsCollective(operation.kind)) {
+    lane->Push([group, state, fences = fences_] {
+      return group->StartError(*state, group->StartCollective(*state, fences));
+    });
+    return absl::OkStatus();
+  }
+  if (operation.peer == rank) return EnqueueToSelf(state);
   const bool sends = operation.kind == OperationKind::kSend;
-  const ChannelKey key = sends ? ChannelKey{rank, operation.peer, operation.tag}
-                               : ChannelKey{operation.peer, rank, operation.tag};
-  const bool is_new = channels_.count(key) == 0;
-  Channel& channel = channels_[key];
-  if (channel.ready) return StartOnChannel(channel, *state);
-  channel.waiting.push_back(state);
-  if (is_new) ConnectInBackground(key);
+  absl::StatusOr<std::shared_ptr<Lane>> channel =
+      ChannelOf(sends ? ChannelKey{rank, operation.peer, operation.tag}
+                      : ChannelKey{operation.peer, rank, operation.tag});
+  if (!channel.ok()) return channel.status();
+  (*channel)->Push([group, state, fences = fences_, channel = channel->get()] {
+    return group->StartError(*state, group->StartTransfer(*channel, *state, fences));
+  });
   return absl::OkStatus();
 }
 
-absl::Status Group::StartOnChannel(Channel& channel, State& state) {
-  const Operation operation = state.operation();
-  const Stream stream = channel.handle->stream();
-  if (absl::Status status = WaitForInputs(stream, state); !status.ok()) return status;
-  // The source is rank 0 of the two.
-  const int peer = operation.kind == OperationKind::kSend ? 1 : 0;
-  absl::Status status =
-      LaunchTransfer(*channel.handle, operation, peer, world->StopAt(LastMoment(*world, state)));
-  return status.ok() ? state.Started(stream) : status;
+absl::StatusOr<std::shared_ptr<Lane>> Group::ChannelOf(const ChannelKey& key) {
+  if (const auto found = channels_.find(key); found != channels_.end()) return found->second;
+  absl::StatusOr<std::shared_ptr<Lane>> channel = Lane::Open(world);
+  if (!channel.ok()) return channel.status();
+  channels_[key] = *channel;
+  if (std::get<0>(key) == std::get<1>(key)) return channel;  // a stream is all that it needs
+  (*channel)->Push([group = shared_from_this(), key, channel = channel->get()] {
+    return group->Connect(key, *channel);
+  });
+  return channel;
 }
 
-absl::Status Group::CopyToSelf(const std::shared_ptr<State>& state) {
+absl::Status Group::EnqueueToSelf(const std::shared_ptr<State>& state) {
   const Operation operation = state->operation();
   std::deque<std::shared_ptr<State>>& others = to_self_[operation.tag];
   if (others.empty() || others.front()->operation().kind == operation.kind) {
@@ -192,57 +168,104 @@ absl::Status Group::CopyToSelf(const std::shared_ptr<State>& state) {
   }
   const std::shared_ptr<State> other = std::move(others.front());
   others.pop_front();
-  const Operation found = other->operation();
-  const Operation& send = operation.kind == OperationKind::kSend ? operation : found;
-  const Operation& recv = operation.kind == OperationKind::kSend ? found : operation;
-  if (send.input.scalar_type() != recv.output.scalar_type() ||
-      send.input.numel() != recv.output.numel()) {
+  const bool sends = operation.kind == OperationKind::kSend;
+  const std::shared_ptr<State>& send = sends ? state : other;
+  const std::shared_ptr<State>& recv = sends ? other : state;
+  const Operation from = send->operation();
+  const Operation to = recv->operation();
+  if (from.input.scalar_type() != to.output.scalar_type() ||
+      from.input.numel() != to.output.numel()) {
     return absl::FailedPreconditionError(absl::StrCat("in communicator ", name, " rank ", rank,
-                                                      " issued ", send.ToString(), " and ",
-                                                      recv.ToString()));
+                                                      " issued ", from.ToString(), " and ",
+                                                      to.ToString()));
   }
-  const Stream stream = handle->stream();
-  for (State* each : {state.get(), other.get()}) {
-    if (absl::Status status = WaitForInputs(stream, *each); !status.ok()) return status;
+  absl::StatusOr<std::shared_ptr<Lane>> channel = ChannelOf({rank, rank, operation.tag});
+  if (!channel.ok()) return channel.status();
+  (*channel)->Push(
+      [group = shared_from_this(), send, recv, fences = fences_, channel = channel->get()] {
+        return group->StartError(*recv, group->CopyToSelf(*channel, *send, *recv, fences));
+      });
+  return absl::OkStatus();
+}
+
+absl::Status Group::StartError(State& state, const absl::Status& status) {
+  if (status.ok()) return status;
+  if (world->is_broken()) return world->BrokenStatus();
+  const std::string what = Describe(state.operation());
+  if (absl::IsDeadlineExceeded(status) && status.message().empty()) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        what, " could not be started in ", absl::FormatDuration(world->options.deadline),
+        ": NCCL is still connecting to the ranks; can they reach each other? "
+        "NCCL_DEBUG=INFO shows what it tries"));
   }
-  absl::Status status = world->library->Copy(
-      recv.output.mutable_data_ptr(), send.input.const_data_ptr(), send.input.nbytes(), stream);
-  for (State* each : {state.get(), other.get()}) {
-    if (status.ok()) status = each->Started(stream);
+  return absl::Status(status.code(), absl::StrCat(what, ": ", std::string{status.message()}));
+}
+
+absl::Status Group::WaitForInputs(Stream stream, State& state, const Fences& fences) {
+  if (absl::Status status = world->library->WaitEvent(stream, state.event()); !status.ok()) {
+    return status;
+  }
+  for (const auto& fence : fences) {
+    if (absl::Status status = fence->Await(*world, stream); !status.ok()) return status;
+  }
+  return world->BrokenStatus();
+}
+
+absl::Status Group::StartCollective(State& state, const Fences& fences) {
+  const Operation operation = state.operation();
+  if (world->detail) {
+    absl::Status same = control->CheckSame(operation, world->options.deadline);
+    if (!same.ok()) return same;
+  }
+  Handle& handle = lane->handle();
+  absl::Status status = WaitForInputs(handle.stream(), state, fences);
+  if (!status.ok()) return status;
+  status = LaunchCollective(handle, operation, rank, size(), scratch_,
+                            world->StopAt(LastMoment(*world, state)));
+  return status.ok() ? state.Started(handle) : status;
+}
+
+absl::Status Group::StartTransfer(const Lane& channel, State& state, const Fences& fences) {
+  const Operation operation = state.operation();
+  Handle& handle = channel.handle();
+  absl::Status status = WaitForInputs(handle.stream(), state, fences);
+  if (!status.ok()) return status;
+  // The source is rank 0 of the two.
+  const int peer = operation.kind == OperationKind::kSend ? 1 : 0;
+  status = LaunchTransfer(handle, operation, peer, world->StopAt(LastMoment(*world, state)));
+  return status.ok() ? state.Started(handle) : status;
+}
+
+absl::Status Group::CopyToSelf(const Lane& channel, State& send, State& recv,
+                               const Fences& fences) {
+  const Handle& handle = channel.handle();
+  for (State* each : {&send, &recv}) {
+    absl::Status status = WaitForInputs(handle.stream(), *each, fences);
+    if (!status.ok()) return status;
+  }
+  const Operation from = send.operation();
+  const Operation to = recv.operation();
+  absl::Status status =
+      world->library->Copy(to.output.mutable_data_ptr(), from.input.const_data_ptr(),
+                           from.input.nbytes(), handle.stream());
+  for (State* each : {&send, &recv}) {
+    if (status.ok()) status = each->Started(handle);
   }
   return status;
 }
 
-void Group::ConnectInBackground(const ChannelKey& key) {
-  RunInBackground([group = shared_from_this(), key] {
-    const absl::Status status = group->Connect(key);
-    if (!status.ok() && !group->world->is_broken()) group->world->BreakEverywhere(status);
-  });
-}
-
-absl::Status Group::Connect(const ChannelKey& key) {
-  absl::StatusOr<std::shared_ptr<Handle>> made = Handle::Make(world->library);
-  if (!made.ok()) return made.status();
-  if (absl::Status status = world->AddHandle(*made); !status.ok()) return status;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    channels_[key].handle = *made;
-  }
+absl::Status Group::Connect(const ChannelKey& key, Lane& channel) {
   absl::StatusOr<UniqueId> id = AgreeOnId(key);
   if (!id.ok()) return id.status();
   // The watchdog knows how long the operations that wait for it may take.
   const bool is_source = std::get<0>(key) == rank;
-  absl::Status status =
-      (*made)->Init(*id, /*size=*/2, is_source ? 0 : 1, world->StopAt(absl::InfiniteFuture()));
-  std::lock_guard<std::mutex> lock(mutex);
-  Channel& channel = channels_[key];
-  channel.ready = true;
-  while (status.ok() && !channel.waiting.empty()) {
-    const std::shared_ptr<State> state = std::move(channel.waiting.front());
-    channel.waiting.pop_front();
-    status = StartOnChannel(channel, *state);
-  }
-  return status;
+  absl::Status status = channel.handle().Init(*id, /*size=*/2, is_source ? 0 : 1,
+                                              world->StopAt(absl::InfiniteFuture()));
+  if (status.ok() || world->is_broken()) return status;
+  const auto& [source, destination, tag] = key;
+  return absl::Status(status.code(), absl::StrCat("rank ", rank, ", connecting ranks ", source,
+                                                  " and ", destination, " of communicator ", name,
+                                                  " for a Send: ", std::string{status.message()}));
 }
 
 absl::StatusOr<UniqueId> Group::AgreeOnId(const ChannelKey& key) {
@@ -271,19 +294,19 @@ absl::StatusOr<UniqueId> Group::AgreeOnId(const ChannelKey& key) {
   return world->BrokenStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Handle>> Group::SplitHandle(int color, int key,
-                                                           absl::Time deadline) {
-  std::shared_ptr<Handle> part;
+absl::StatusOr<std::shared_ptr<Lane>> Group::SplitLane(int color, int key, absl::Time deadline) {
+  std::shared_ptr<Lane> part;
   if (color >= 0) {
-    absl::StatusOr<std::shared_ptr<Handle>> made = Handle::Make(world->library);
-    if (!made.ok()) return made.status();
-    part = *std::move(made);
-    if (absl::Status status = world->AddHandle(part); !status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<Lane>> opened = Lane::Open(world);
+    if (!opened.ok()) return opened.status();
+    part = *std::move(opened);
   }
-  std::lock_guard<std::mutex> lock(mutex);  // nothing may go on in the communicator meanwhile
-  absl::Status status = handle->Split(color, key, part.get(), world->StopAt(deadline));
+  absl::Status status = lane->Run([&] {
+    return lane->handle().Split(color, key, part == nullptr ? nullptr : &part->handle(),
+                                world->StopAt(deadline));
+  });
   if (status.ok()) return part;
-  if (part != nullptr) world->Retire(part);
+  if (part != nullptr) part->Close();
   return status;
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 constexpr absl::Duration kMinPause = absl::Microseconds(20);
 constexpr absl::Duration kMaxPause = absl::Milliseconds(2);
-constexpr absl::Duration kMaxFlush = absl::Seconds(5);
 
 // How long Abort waits for a call of another thread to notice it. One that does not is inside NCCL,
 // and then only the abort itself ends it.
@@ -40,65 +39,65 @@ Handle::Handle(std::shared_ptr<Library> library, Stream stream)
 
 Handle::~Handle() { library_->DestroyStream(stream_); }
 
-absl::Status Handle::Error(const std::string& what, Result result, Comm comm) {
-  std::string message = absl::StrCat(what, ": NCCL: ", library_->ErrorString(result));
+absl::Status Handle::Error(Result result, Comm comm) {
+  std::string message = absl::StrCat("NCCL: ", library_->ErrorString(result));
   const std::string last = library_->LastError(comm);
   if (!last.empty()) absl::StrAppend(&message, ": ", last);
   return absl::Status(CodeOf(result), message);
 }
 
-absl::Status Handle::Finish(const std::string& what, Result result, Comm comm, const Stop& stop) {
+absl::Status Handle::Finish(Result result, Comm comm, const Stop& stop) {
   absl::Duration pause = kMinPause;
   while (result == Result::kInProgress) {
-    if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
+    if (aborted_.load()) return absl::AbortedError("aborted");
     if (absl::Status status = stop(); !status.ok()) return status;
     const Result asked = library_->GetAsyncError(comm, &result);
-    if (asked != Result::kSuccess) return Error(what, asked, comm);
+    if (asked != Result::kSuccess) return Error(asked, comm);
     if (result != Result::kInProgress) break;
     absl::SleepFor(pause);
     pause = std::min(pause * 2, kMaxPause);
   }
   if (result == Result::kSuccess) return absl::OkStatus();
   // Then it is freed, and what the call returns is how it was ended.
-  if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
-  return Error(what, result, comm);
+  if (aborted_.load()) return absl::AbortedError("aborted");
+  return Error(result, comm);
 }
 
 absl::Status Handle::Init(const UniqueId& id, int size, int rank, const Stop& stop) {
-  const std::string what = "joining the other ranks";
   std::lock_guard<std::mutex> lock(use_);
-  if (aborted_.load()) return absl::AbortedError(absl::StrCat(what, ": aborted"));
+  if (aborted_.load()) return absl::AbortedError("aborted");
   const Result result = library_->CommInitRank(&joining_, size, id, rank);
   const Comm comm = std::atomic_ref(joining_).exchange(nullptr);
   comm_ = comm;
-  if (aborted_.load()) {  // Abort has it, or came too early for it
-    const Comm late = comm_.exchange(nullptr);
-    if (late != nullptr) library_->CommAbort(late);
-    return absl::AbortedError(absl::StrCat(what, ": aborted"));
-  }
-  return Finish(what, result, comm, stop);
+  return aborted_.load() ? AbortLate() : Finish(result, comm, stop);
+}
+
+absl::Status Handle::AbortLate() {
+  const Comm late = comm_.exchange(nullptr);
+  if (late != nullptr) library_->CommAbort(late);
+  return absl::AbortedError("aborted");
 }
 
 absl::Status Handle::Split(int color, int key, Handle* part, const Stop& stop) {
-  const std::string what = "splitting";
   std::lock_guard<std::mutex> lock(use_);
   const Comm comm = comm_.load();
-  if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
+  if (aborted_.load() || comm == nullptr) return absl::AbortedError("aborted");
   made_ = nullptr;
   const Result result = library_->CommSplit(comm, color, key, &made_);
-  absl::Status status = Finish(what, result, comm, stop);
+  absl::Status status = Finish(result, comm, stop);
   if (!status.ok() || part == nullptr) return status;
   std::lock_guard<std::mutex> part_lock(part->use_);
-  part->comm_ = made_;
-  return part->Finish(what, Result::kInProgress, made_, stop);
+  const Comm made = std::atomic_ref(made_).exchange(nullptr);
+  if (made == nullptr) return absl::AbortedError("aborted");
+  part->comm_ = made;
+  return part->aborted_.load() ? part->AbortLate() : part->Finish(Result::kInProgress, made, stop);
 }
 
-absl::Status Handle::Call(const std::string& what, const std::function<Result(Comm)>& call,
-                          const Stop& stop) {
+absl::Status Handle::Call(const std::function<Result(Comm)>& call, const Stop& stop) {
   std::lock_guard<std::mutex> lock(use_);
   const Comm comm = comm_.load();
-  if (aborted_.load() || comm == nullptr) return absl::AbortedError(what + ": aborted");
-  return Finish(what, call(comm), comm, stop);
+  if (aborted_.load() || comm == nullptr) return absl::AbortedError("aborted");
+  return Finish(call(comm), comm, stop);
 }
 
 absl::Status Handle::AsyncError() {
@@ -106,15 +105,16 @@ absl::Status Handle::AsyncError() {
   std::unique_lock<std::mutex> lock(use_, std::try_to_lock);
   if (!lock.owns_lock()) return absl::OkStatus();
   const Comm comm = comm_.load();
-  if (aborted_.load() || comm == nullptr) return absl::OkStatus();
+  const bool closing = closing_since_ != absl::InfiniteFuture();  // others may have gone already
+  if (aborted_.load() || closing || comm == nullptr) return absl::OkStatus();
   Result error = Result::kSuccess;
   const Result asked = library_->GetAsyncError(comm, &error);
-  if (asked != Result::kSuccess) return Error("asking for errors", asked, comm);
+  if (asked != Result::kSuccess) return Error(asked, comm);
   if (error == Result::kSuccess || error == Result::kInProgress) return absl::OkStatus();
-  return Error("in the background", error, comm);
+  return Error(error, comm);
 }
 
-bool Handle::TryClose() {
+bool Handle::TryClose(absl::Duration max_flush) {
   std::unique_lock<std::mutex> lock(use_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   const Comm comm = comm_.load();
@@ -126,7 +126,7 @@ bool Handle::TryClose() {
   } else if (library_->GetAsyncError(comm, &state) != Result::kSuccess) {
     state = Result::kInternalError;
   }
-  if (state == Result::kInProgress && absl::Now() - closing_since_ < kMaxFlush) return false;
+  if (state == Result::kInProgress && absl::Now() - closing_since_ < max_flush) return false;
   if (state == Result::kSuccess) {
     comm_ = nullptr;
     library_->CommDestroy(comm);
@@ -148,6 +148,8 @@ void Handle::Abort() {
   Comm comm = comm_.exchange(nullptr);
   if (comm == nullptr) comm = std::atomic_ref(joining_).exchange(nullptr);
   if (comm != nullptr) library_->CommAbort(comm);
+  const Comm part = std::atomic_ref(made_).exchange(nullptr);  // of a Split that was given up
+  if (part != nullptr) library_->CommAbort(part);
 }
 
 }  // namespace lockstep::comm::nccl

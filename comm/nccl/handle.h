@@ -14,7 +14,7 @@
 namespace lockstep::comm::nccl {
 
 // A communicator of NCCL's and the stream that it works on. It is closed by TryClose or Abort, not
-// by its destructor: closing may take NCCL a while, which is the watchdog's affair.
+// by its destructor: closing may take NCCL a while, which is its lane's affair (lane.h).
 //
 // Thread-safe. Abort may come in the middle of a call of another thread, which then returns.
 class Handle {
@@ -34,17 +34,16 @@ class Handle {
   absl::Status Split(int color, int key, Handle* part, const Stop& stop);
 
   // Runs calls of NCCL on comm(), which in non-blocking mode are over only when NCCL says so, and
-  // waits for that. `what` begins the error, which ends with NCCL's last one.
-  absl::Status Call(const std::string& what, const std::function<Result(Comm)>& call,
-                    const Stop& stop);
+  // waits for that. The error ends with NCCL's last one.
+  absl::Status Call(const std::function<Result(Comm)>& call, const Stop& stop);
 
-  // What went wrong in the background; OK where nothing did.
+  // What went wrong in the background; OK where nothing did, and where it is being closed.
   absl::Status AsyncError();
 
   // Takes a step in closing a communicator on which nothing is pending: flush, then destroy.
-  // Whether it is closed. Where flushing takes longer than five seconds it is aborted: other ranks
+  // Whether it is closed. Where flushing takes longer than `max_flush` it is aborted: other ranks
   // may have gone.
-  bool TryClose();
+  bool TryClose(absl::Duration max_flush);
 
   // Makes its kernels end and frees it. Idempotent.
   void Abort();
@@ -57,8 +56,11 @@ class Handle {
   Handle(std::shared_ptr<Library> library, Stream stream);
 
   // Needs use_.
-  absl::Status Finish(const std::string& what, Result result, Comm comm, const Stop& stop);
-  absl::Status Error(const std::string& what, Result result, Comm comm);
+  absl::Status Finish(Result result, Comm comm, const Stop& stop);
+  absl::Status Error(Result result, Comm comm);
+
+  // Frees a communicator that an Abort came too early for, if it has not done so.
+  absl::Status AbortLate();
 
   const std::shared_ptr<Library> library_;
   const Stream stream_;

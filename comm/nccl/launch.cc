@@ -131,9 +131,7 @@ class Launcher {
  private:
   at::ScalarType Dtype() const { return operation_.subject().scalar_type(); }
 
-  absl::Status Call(const std::function<Result(Comm)>& call) {
-    return handle_.Call(operation_.ToString(), call, stop_);
-  }
+  absl::Status Call(const std::function<Result(Comm)>& call) { return handle_.Call(call, stop_); }
 
   // Several transfers that go on together. A group that was begun must be ended, come what may.
   absl::Status Grouped(const std::function<Result(Comm)>& calls) {
@@ -201,7 +199,6 @@ absl::Status LaunchTransfer(Handle& handle, const Operation& operation, int peer
                             const Handle::Stop& stop) {
   if (operation.subject().numel() == 0) return absl::OkStatus();
   return handle.Call(
-      operation.ToString(),
       [&](Comm comm) {
         Library& library = handle.library();
         const at::ScalarType dtype = operation.subject().scalar_type();

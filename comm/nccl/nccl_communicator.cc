@@ -106,9 +106,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(std::optio
     if (members[i].second == rank()) new_rank = static_cast<int>(i);
     world_ranks.push_back(group_->world_ranks[members[i].second]);
   }
-  absl::StatusOr<std::shared_ptr<Handle>> handle = group_->SplitHandle(place, new_rank, deadline);
-  if (!handle.ok()) {
-    absl::Status status = handle.status();
+  absl::StatusOr<std::shared_ptr<Lane>> lane = group_->SplitLane(place, new_rank, deadline);
+  if (!lane.ok()) {
+    absl::Status status = lane.status();
     if (world.is_broken()) return world.BrokenStatus();
     status =
         absl::Status(status.code(), absl::StrCat("Split of communicator ", this->name(), " into ",
@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(std::optio
   }
   if (!color) return std::unique_ptr<Communicator>();
   if (colors.size() > 1) absl::StrAppend(&name, ".", *color);
-  auto group = std::make_shared<Group>(group_->world, *handle, name, new_rank, world_ranks);
+  auto group = std::make_shared<Group>(group_->world, *lane, name, new_rank, world_ranks);
   JoinControlPlane(*group);
   return std::make_unique<NcclCommunicator>(std::move(group));
 }
@@ -187,8 +187,6 @@ absl::Status Connect(World& world, Handle& handle, int size) {
 absl::StatusOr<std::unique_ptr<Communicator>> CreateOn(std::shared_ptr<Library> library,
                                                        const Store& store, int rank, int size,
                                                        const Options& options) {
-  absl::StatusOr<std::shared_ptr<Handle>> handle = Handle::Make(library);
-  if (!handle.ok()) return handle.status();
   auto world = std::make_shared<World>();
   world->library = std::move(library);
   world->store = store.WithPrefix("lockstep/");
@@ -201,11 +199,15 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateOn(std::shared_ptr<Library> 
       world->store, rank, ControlPlane::Options{.interval = options.control_interval});
   std::vector<int> world_ranks(size);
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
-  auto group = std::make_shared<Group>(world, *handle, "world", rank, std::move(world_ranks));
+  absl::StatusOr<std::shared_ptr<Lane>> lane = Lane::Open(world);
+  if (!lane.ok()) {
+    world->BreakEverywhere(lane.status());
+    return world->BrokenStatus();
+  }
+  auto group = std::make_shared<Group>(world, *lane, "world", rank, std::move(world_ranks));
   JoinControlPlane(*group);
-  absl::Status status = world->AddHandle(*handle);
   StartWatchdog(world);
-  if (status.ok()) status = Connect(*world, **handle, size);
+  absl::Status status = (*lane)->Run([&] { return Connect(*world, (*lane)->handle(), size); });
   if (status.ok()) return std::make_unique<NcclCommunicator>(std::move(group));
   world->BreakEverywhere(status);
   return world->BrokenStatus();

@@ -20,9 +20,10 @@
 //
 // STREAMS. Each communicator has a stream of its own, of the highest priority. An operation waits
 // on the device for what was in the caller's current stream when it was issued, and Wait() makes
-// the current stream wait for it. The host blocks in Wait() of a Barrier, in Split, and where an
-// operation is not in its stream yet: at the first Send or Recv of a pair, and after another
-// backend's work (see StartAfter).
+// the current stream wait for it. A thread of each communicator puts operations into its stream:
+// NCCL may need the other ranks for that, where it has something to connect. The host blocks in
+// Wait() of a Barrier, in Split, and in Wait() where the operation is not in its stream yet: at the
+// first ones of a communicator or of a pair, and after another backend's work (see StartAfter).
 //
 // MEMORY. An operation holds its tensors until it is done, or until Wait() on the stream that it
 // was issued from: whatever takes their place there comes later on the device. Nothing is

@@ -65,8 +65,9 @@ TEST(NcclFaultTest, ErrorOfACallCarriesNcclsLastError) {
   fabric.Inject({.rank = 1, .where = Where::kLaunch, .call = 1, .what = What::kFails});
   const auto statuses = RunOn(fabric, 2, absl::Minutes(1), ReduceThrice);
   EXPECT_EQ(statuses[1],
-            absl::UnavailableError("AllReduce #2 (sum, Float [4]): NCCL: unhandled system error of "
-                                   "fake: ncclSocketTryRecv: Connection reset by fake"));
+            absl::UnavailableError("AllReduce #2 (sum, Float [4]) of communicator world on rank 1 "
+                                   "of 2: NCCL: unhandled system error of fake: "
+                                   "ncclSocketTryRecv: Connection reset by fake"));
   EXPECT_EQ(statuses[0], absl::AbortedError(absl::StrCat("aborted by rank 1: ",
                                                          std::string{statuses[1].message()})));
   ExpectNothingLeft(fabric);
@@ -145,6 +146,41 @@ TEST(NcclFaultTest, AbortThatTakesLongHoldsBackNobody) {
   ExpectNothingLeft(fabric);
 }
 
+TEST(NcclFaultTest, ClosingThatTakesLongHoldsBackNobody) {
+  FakeFabric fabric(2);
+  fabric.Inject({.rank = 0, .where = Where::kDestroy, .delay = absl::Seconds(3)});
+  fabric.Inject({.rank = 1, .where = Where::kLaunch, .call = 2, .what = What::kFailsLater});
+  const absl::Time start = absl::Now();
+  const auto statuses = RunOn(fabric, 2, absl::Minutes(1), [](Communicator& comm) {
+    auto part = comm.Split(0, comm.rank());
+    if (!part.ok()) return part.status();
+    part->reset();  // rank 0 is at this for three seconds
+    return ReduceThrice(comm);
+  });
+  for (const absl::Status& status : statuses) ExpectContains(status, testing::kFakeLastError);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(3));
+  ExpectNothingLeft(fabric);
+}
+
+// Freeing one waits for what the other has on the device, so that they must be aborted at once.
+TEST(NcclFaultTest, CommunicatorsThatHangTogetherAreAborted) {
+  FakeFabric fabric(2);
+  fabric.Inject({.rank = 0, .where = Where::kLaunch, .call = 1, .what = What::kHangs});
+  fabric.Inject({.rank = 0, .where = Where::kLaunch, .call = 2, .what = What::kHangs});
+  const auto statuses = RunOn(fabric, 2, absl::Seconds(1), [](Communicator& comm) {
+    auto part = comm.Split(0, comm.rank());
+    if (!part.ok()) return part.status();
+    const at::Tensor x = at::ones({4});
+    const at::Tensor y = at::ones({4});
+    const Work first = comm.AllReduce(x, ReduceOp::kSum);
+    const Work second = (*part)->AllReduce(y, ReduceOp::kSum);
+    absl::Status status = first.Wait();
+    return status.ok() ? second.Wait() : status;
+  });
+  for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  ExpectNothingLeft(fabric);
+}
+
 TEST(NcclFaultTest, RankThatDoesNotComeIsNamed) {
   FakeFabric fabric(3);
   const auto store = Store::InProcess();
@@ -175,7 +211,7 @@ TEST(NcclFaultTest, TwoRanksOnOneGpuAreRefused) {
 TEST(NcclFaultTest, FlushThatDoesNotEndIsAborted) {
   FakeFabric fabric(2);
   fabric.Inject({.rank = 0, .where = Where::kFinalize, .what = What::kHangs});
-  for (const absl::Status& status : RunOn(fabric, 2, absl::Minutes(1), ReduceThrice)) {
+  for (const absl::Status& status : RunOn(fabric, 2, absl::Seconds(3), ReduceThrice)) {
     EXPECT_TRUE(status.ok()) << status;
   }
   ExpectNothingLeft(fabric);
@@ -285,9 +321,11 @@ absl::Status DoSomething(Communicator& comm, uint32_t seed) {
 }
 
 Fault RandomFault(std::mt19937& random, int size) {
-  constexpr Where kWhere[] = {Where::kInit,     Where::kSplit,      Where::kLaunch,
-                              Where::kLaunch,   Where::kLaunch,     Where::kRecordEvent,
-                              Where::kFinalize, Where::kGetUniqueId};
+  constexpr Where kWhere[] = {Where::kInit,       Where::kSplit,        Where::kLaunch,
+                              Where::kLaunch,     Where::kLaunch,       Where::kFinalize,
+                              Where::kDestroy,    Where::kCreateStream, Where::kCreateEvent,
+                              Where::kWaitEvent,  Where::kQueryEvent,   Where::kRecordEvent,
+                              Where::kGetUniqueId};
   constexpr What kWhat[] = {What::kFails, What::kFailsLater, What::kHangs, What::kCallHangs,
                             What::kIsDelayed};
   Fault fault;
@@ -299,8 +337,10 @@ Fault RandomFault(std::mt19937& random, int size) {
   if (fault.where == Where::kFinalize) {
     fault.what = random() % 2 == 0 ? What::kFails : What::kIsDelayed;
   }
-  if (fault.where == Where::kRecordEvent || fault.where == Where::kGetUniqueId) {
-    fault.what = What::kFails;
+  if (fault.where == Where::kDestroy) fault.what = What::kIsDelayed;
+  for (const Where only_fails : {Where::kCreateStream, Where::kCreateEvent, Where::kWaitEvent,
+                                 Where::kQueryEvent, Where::kRecordEvent, Where::kGetUniqueId}) {
+    if (fault.where == only_fails) fault.what = What::kFails;
   }
   return fault;
 }
@@ -311,7 +351,8 @@ bool IsRight(const absl::Status& status, const Fault& fault) {
   switch (fault.what) {
     case What::kFails:
     case What::kFailsLater:
-      return says(testing::kFakeLastError) || says("out of memory of fake");
+      return says(testing::kFakeLastError) || says("out of memory of fake") ||
+             says("illegal memory access of fake");
     case What::kHangs:
     case What::kCallHangs:
       return says(" is not done after ") || says(": not made after ") || says(" does not end");

@@ -1,22 +1,18 @@
 #include "lockstep/comm/nccl/watchdog.h"
 
-#include <signal.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "lockstep/comm/nccl/background.h"
 #include "lockstep/comm/nccl/group.h"
 
 namespace lockstep::comm::nccl {
@@ -24,34 +20,6 @@ namespace {
 
 constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);  // of errors, ranks that left
 constexpr absl::Duration kMaxRelease = absl::Seconds(5);
-constexpr absl::Duration kMaxExit = absl::Seconds(10);  // for NCCL to abort
-
-// The threads of this process's worlds.
-struct Threads {
-  std::mutex mutex;
-  std::condition_variable ended;
-  int running = 0;
-  int broken = 0;  // of these, watchdogs of worlds that NCCL may not let end
-  std::atomic<bool> exiting{false};
-
-  static Threads& Get() {
-    static auto* threads = [] {
-      // Before CUDA goes, which was there before.
-      std::atexit([] { Get().AwaitAtExit(); });
-      return new Threads;
-    }();
-    return *threads;
-  }
-
-  void AwaitAtExit() {
-    exiting = true;
-    const absl::Time patience = absl::Now() + kMaxExit;
-    std::unique_lock<std::mutex> lock(mutex);
-    while (running > 0 && (running > broken || absl::Now() < patience)) {
-      ended.wait_for(lock, std::chrono::milliseconds(100));
-    }
-  }
-};
 
 class Watchdog {
  public:
@@ -60,13 +28,11 @@ class Watchdog {
   void Run() {
     while (!Ended()) {
       if (TakeAbort()) {
-        CountBroken(1);
         WriteFlightRecord();
         AbortHandles();
       }
       Poll();
       Release();
-      CloseRetired();
       const absl::Time now = absl::Now();
       if (now - last_check_ < kCheckInterval) continue;
       last_check_ = now;
@@ -81,9 +47,8 @@ class Watchdog {
       plane.swap(world_->plane);
     }
     // Others may still wait for operations of communicators that this process did not destroy.
-    if (Threads::Get().exiting.load()) plane->Leave();
+    if (IsExiting()) plane->Leave();
     plane.reset();
-    if (was_broken_) CountBroken(-1);
   }
 
  private:
@@ -91,9 +56,9 @@ class Watchdog {
   bool Ended() {
     std::unique_lock<std::mutex> lock(world_->mutex);
     const auto nothing_left = [&] {
-      const bool unused = world_->groups == 0 || Threads::Get().exiting.load();
-      return unused && world_->pending.empty() && world_->retired.empty() &&
-             world_->failed.empty() && !world_->must_abort;
+      const bool unused = world_->groups == 0 || IsExiting();
+      return unused && world_->pending.empty() && world_->handles.empty() &&
+             world_->failed.empty() && world_->breaking == 0 && !world_->must_abort;
     };
     if (nothing_left()) return true;
     const bool busy = IsBusy();
@@ -104,16 +69,7 @@ class Watchdog {
   }
 
   // Needs the world's mutex.
-  bool IsBusy() const {
-    return !world_->pending.empty() || !world_->retired.empty() || !world_->failed.empty();
-  }
-
-  void CountBroken(int amount) {
-    was_broken_ = true;
-    Threads& threads = Threads::Get();
-    std::lock_guard<std::mutex> lock(threads.mutex);
-    threads.broken += amount;
-  }
+  bool IsBusy() const { return !world_->pending.empty() || !world_->failed.empty(); }
 
   bool TakeAbort() {
     std::lock_guard<std::mutex> lock(world_->mutex);
@@ -126,7 +82,8 @@ class Watchdog {
       std::lock_guard<std::mutex> lock(world_->mutex);
       handles = world_->handles;
     }
-    for (const auto& handle : handles) handle->Abort();
+    // At once: an abort may wait for what another communicator has on the device.
+    for (const auto& handle : handles) RunInBackground(world_, [handle] { handle->Abort(); });
     release_until_ = absl::Now() + kMaxRelease;
   }
 
@@ -179,22 +136,6 @@ class Watchdog {
     world_->failed.insert(world_->failed.end(), held.begin(), held.end());
   }
 
-  void CloseRetired() {
-    std::vector<std::shared_ptr<Handle>> retired;
-    {
-      std::lock_guard<std::mutex> lock(world_->mutex);
-      if (world_->must_abort) return;
-      retired.swap(world_->retired);
-    }
-    if (retired.empty()) return;
-    std::vector<std::shared_ptr<Handle>> open;
-    std::vector<std::shared_ptr<Handle>> closed;  // go without the mutex
-    for (auto& handle : retired) (handle->TryClose() ? closed : open).push_back(std::move(handle));
-    std::lock_guard<std::mutex> lock(world_->mutex);
-    for (const auto& handle : closed) world_->handles.erase(handle);
-    world_->retired.insert(world_->retired.end(), open.begin(), open.end());
-  }
-
   void CheckAsyncErrors() {
     if (world_->is_broken()) return;
     std::set<std::shared_ptr<Handle>> handles;
@@ -205,19 +146,20 @@ class Watchdog {
     for (const auto& handle : handles) {
       absl::Status status = handle->AsyncError();
       if (status.ok()) continue;
-      const std::string oldest = DescribeOldest();
       world_->BreakEverywhere(absl::Status(
-          status.code(),
-          absl::StrCat("rank ", world_->rank, ": ", oldest, std::string{status.message()})));
+          status.code(), absl::StrCat("rank ", world_->rank, ": ", DescribeOldest(*handle),
+                                      "in the background: ", std::string{status.message()})));
       return;
     }
   }
 
   // What NCCL was probably at.
-  std::string DescribeOldest() {
+  std::string DescribeOldest(const Handle& handle) {
     for (const auto& state : Pending()) {
       std::shared_ptr<Group> group = state->group();
       if (group == nullptr) continue;
+      const Handle* used = state->started() ? state->handle() : &group->lane->handle();
+      if (used != &handle) continue;
       return absl::StrCat(state->operation().ToString(), " of communicator ", group->name, ": ");
     }
     return "";
@@ -248,42 +190,12 @@ class Watchdog {
   const std::shared_ptr<World> world_;
   absl::Time last_check_ = absl::Now();
   absl::Time release_until_ = absl::InfiniteFuture();
-  bool was_broken_ = false;
 };
 
 }  // namespace
 
-void StartWatchdog(std::shared_ptr<World> world) {
-  RunInBackground([world = std::move(world)] { Watchdog(world).Run(); });
-}
-
-void RunInBackground(std::function<void()> body) {
-  Threads& threads = Threads::Get();
-  {
-    std::lock_guard<std::mutex> lock(threads.mutex);
-    ++threads.running;
-  }
-  std::thread([&threads, body = std::move(body)]() mutable {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, /*oldset=*/nullptr);  // handlers run on the program's threads
-    body();
-    body = nullptr;  // what it holds goes before the thread counts as ended
-    std::lock_guard<std::mutex> lock(threads.mutex);
-    --threads.running;
-    threads.ended.notify_all();
-  }).detach();
-}
-
-bool WaitForBackground(absl::Duration timeout) {
-  Threads& threads = Threads::Get();
-  std::unique_lock<std::mutex> lock(threads.mutex);
-  const auto none = [&] { return threads.running == 0; };
-  if (timeout == absl::InfiniteDuration()) {
-    threads.ended.wait(lock, none);
-    return true;
-  }
-  return threads.ended.wait_for(lock, absl::ToChronoMicroseconds(timeout), none);
+void StartWatchdog(const std::shared_ptr<World>& world) {
+  RunInBackground(world, [world] { Watchdog(world).Run(); });
 }
 
 }  // namespace lockstep::comm::nccl

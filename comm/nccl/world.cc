@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lockstep/comm/nccl/group.h"
 
@@ -25,22 +26,34 @@ State::State(std::shared_ptr<Group> group, Operation operation)
       operation_(std::move(operation)) {
   absl::StatusOr<Event> event = world_->library->CreateEvent();
   if (event.ok()) event_ = *event;
-  prepared_ = event.ok() ? world_->library->RecordEvent(event_, origin_) : event.status();
+  prepared_ = Named(event.ok() ? world_->library->RecordEvent(event_, origin_) : event.status());
 }
 
 State::~State() {
   if (event_ != nullptr) world_->library->DestroyEvent(event_);
 }
 
+absl::Status State::Named(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("rank ", world_->rank, ": ", operation().ToString(), ": ",
+                                   std::string{status.message()}));
+}
+
+void State::AwaitStarted(absl::Duration timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  started_or_done_.wait_for(lock, absl::ToChronoMicroseconds(timeout),
+                            [this] { return started() || IsDone(); });
+}
+
 absl::Status State::Wait() {
   if (operation().kind == OperationKind::kBarrier) return WaitOnHost();
-  const auto started_or_done = [this] { return started() || IsDone(); };
-  while (!started_or_done()) BlockUntil(std::chrono::steady_clock::now() + kMaxPause);
+  while (!started() && !IsDone()) AwaitStarted(absl::Seconds(1));
   if (IsDone()) return Observe();
   const Stream current = world_->library->CurrentStream();
   absl::Status status = world_->library->WaitEvent(current, event_);
   if (status.ok()) status = Poll();
-  if (!status.ok()) world_->BreakEverywhere(status);
+  if (!status.ok()) world_->BreakEverywhere(Named(status));
   if (IsDone() || world_->is_broken()) return WorkState::Wait();
   // The allocator hands their memory out again in the order of the stream that they were made for.
   if (current == origin_) DropTensors();
@@ -57,9 +70,12 @@ absl::Status State::WaitOnHost() {
   return Observe();
 }
 
-absl::Status State::Started(Stream stream) {
-  absl::Status status = world_->library->RecordEvent(event_, stream);
-  if (status.ok()) started_.store(true, std::memory_order_release);
+absl::Status State::Started(const Handle& handle) {
+  absl::Status status = world_->library->RecordEvent(event_, handle.stream());
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  handle_ = &handle;
+  started_or_done_.notify_all();
   return status;
 }
 
@@ -85,6 +101,7 @@ void State::Fail(const absl::Status& reason) {
   std::shared_ptr<Group> group;  // goes without the mutex
   std::lock_guard<std::mutex> lock(mutex_);
   group.swap(group_);
+  started_or_done_.notify_all();
 }
 
 bool State::Released() {
@@ -141,12 +158,14 @@ void World::BreakEverywhere(const absl::Status& reason, const absl::Status& told
   {
     std::lock_guard<std::mutex> lock(mutex);
     plane_now = plane.get();
-    ++groups;  // the watchdog, which ends the plane, stays
+    ++breaking;  // the watchdog, which ends the plane, stays
   }
   // First, so that the others hear why before they see that this rank leaves.
   if (plane_now != nullptr) plane_now->Abort(told);
   for (const auto& state : to_fail) state->Fail(reason);
-  RemoveGroup();
+  std::lock_guard<std::mutex> lock(mutex);
+  --breaking;
+  wake.notify_all();
 }
 
 absl::Status World::BrokenStatus() {
@@ -176,10 +195,15 @@ absl::Status World::AddHandle(const std::shared_ptr<Handle>& handle) {
   return absl::OkStatus();
 }
 
-void World::Retire(const std::shared_ptr<Handle>& handle) {
+void World::RemoveHandle(const std::shared_ptr<Handle>& handle) {
   std::lock_guard<std::mutex> lock(mutex);
-  retired.push_back(handle);
+  handles.erase(handle);
   wake.notify_all();
+}
+
+bool World::HasPending() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return !pending.empty();
 }
 
 void World::AddGroup() {

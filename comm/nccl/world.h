@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -33,18 +34,21 @@ class State : public WorkState {
   ~State() override;
 
   // Makes the current stream wait; of a Barrier, the host. Where the operation is not in its
-  // stream yet (a first Send, or after StartAfter of another backend's work) the host waits for
-  // that.
+  // stream yet the host waits for that.
   absl::Status Wait() override;
+
+  // Waits until the operation is in its stream or done, or `timeout` is over.
+  void AwaitStarted(absl::Duration timeout);
 
   // Makes the host wait.
   absl::Status WaitOnHost();
 
   const absl::Status& prepared() const { return prepared_; }
 
-  // For the group: the operation is in `stream` now.
-  absl::Status Started(Stream stream);
-  bool started() const { return started_.load(std::memory_order_acquire); }
+  // For the lane: the operation is in the handle's stream now.
+  absl::Status Started(const Handle& handle);
+  bool started() const { return handle() != nullptr; }
+  const Handle* handle() const { return handle_.load(); }  // null until it is started
 
   // Finishes the work if it has ended on the device. An error is CUDA's.
   absl::Status Poll();
@@ -63,14 +67,18 @@ class State : public WorkState {
  private:
   void DropTensors();
 
+  // `status` with what the operation is and on which rank.
+  absl::Status Named(const absl::Status& status);
+
   const std::shared_ptr<World> world_;
   const absl::Time issued_;
   const Stream origin_;
   Event event_ = nullptr;
   absl::Status prepared_;
-  std::atomic<bool> started_{false};
+  std::atomic<const Handle*> handle_{nullptr};
   std::atomic<bool> ended_{false};
   std::mutex mutex_;
+  std::condition_variable started_or_done_;
   std::shared_ptr<Group> group_;
   Operation operation_;
 };
@@ -106,8 +114,12 @@ struct World : std::enable_shared_from_this<World> {
   absl::Status AddPending(const std::shared_ptr<State>& state);
   absl::Status AddHandle(const std::shared_ptr<Handle>& handle);
 
-  // Takes a handle that nobody uses any more.
-  void Retire(const std::shared_ptr<Handle>& handle);
+  void RemoveHandle(const std::shared_ptr<Handle>& handle);
+
+  bool HasPending();
+
+  // How long the end of a communicator may take: ranks that have gone do not take what is sent.
+  absl::Duration MaxFlush() const { return std::min(options.deadline, absl::Seconds(30)); }
 
   void AddGroup();
   void RemoveGroup();
@@ -120,8 +132,8 @@ struct World : std::enable_shared_from_this<World> {
   std::vector<std::shared_ptr<State>> pending;
   std::vector<std::shared_ptr<State>> failed;  // whose tensors the device may still use
   std::set<std::shared_ptr<Handle>> handles;
-  std::vector<std::shared_ptr<Handle>> retired;
   int groups = 0;
+  int breaking = 0;  // threads that use the plane
 
  private:
   // Whether it was not broken before; `to_fail` is then what was pending.

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <vector>
 
@@ -305,6 +306,27 @@ TEST_P(CommunicatorConformance, SendsAndRecvsInAnyOrder) {
         ExpectEqual(out, Mine(previous, count, at::kFloat), comm, "Recv");
       }
     }
+  });
+}
+
+TEST_P(CommunicatorConformance, IssuingACollectiveWaitsForNoRank) {
+  if (std::getenv("LOCKSTEP_COMM_DEBUG") != nullptr) GTEST_SKIP() << "it compares them first";
+  Run([](Communicator& comm) {
+    if (comm.size() == 1) return;
+    at::Tensor sum = Full({8}, 1, at::kFloat);
+    at::Tensor sent = Full({3}, 5, at::kFloat);
+    Work reduced;
+    if (comm.rank() == 0) {
+      reduced = comm.AllReduce(sum, ReduceOp::kSum);
+      ExpectOk(comm.Send(sent, 1).Wait());
+    } else {
+      at::Tensor received = Full({3}, 0, at::kFloat);
+      if (comm.rank() == 1) ExpectOk(comm.Recv(received, 0).Wait());
+      if (comm.rank() == 1) ExpectEqual(received, sent, comm, "Recv");
+      reduced = comm.AllReduce(sum, ReduceOp::kSum);
+    }
+    ExpectOk(reduced.Wait());
+    ExpectEqual(sum, Full({8}, comm.size(), at::kFloat), comm, "AllReduce");
   });
 }
 

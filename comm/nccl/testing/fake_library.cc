@@ -25,6 +25,7 @@ class FakeLibrary : public Library {
 
   absl::StatusOr<Stream> CreateStream() override {
     Lock lock(impl_->mutex);
+    if (impl_->Strike(rank_, Where::kCreateStream)) return OutOfMemory();
     return impl_->AddStream();
   }
 
@@ -44,6 +45,7 @@ class FakeLibrary : public Library {
 
   absl::StatusOr<Event> CreateEvent() override {
     Lock lock(impl_->mutex);
+    if (impl_->Strike(rank_, Where::kCreateEvent)) return OutOfMemory();
     auto event = std::make_shared<FakeEvent>();
     const auto handle = reinterpret_cast<Event>(event.get());
     impl_->events[handle] = std::move(event);
@@ -57,9 +59,7 @@ class FakeLibrary : public Library {
 
   absl::Status RecordEvent(Event event, Stream stream) override {
     Lock lock(impl_->mutex);
-    if (impl_->Strike(rank_, Where::kRecordEvent)) {
-      return absl::InternalError("CUDA: out of memory of fake");
-    }
+    if (impl_->Strike(rank_, Where::kRecordEvent)) return OutOfMemory();
     auto found = FindEvent(event);
     if (found == nullptr) return Misuse();
     const uint64_t version = ++found->recorded;
@@ -71,6 +71,7 @@ class FakeLibrary : public Library {
 
   absl::Status WaitEvent(Stream stream, Event event) override {
     Lock lock(impl_->mutex);
+    if (impl_->Strike(rank_, Where::kWaitEvent)) return OutOfMemory();
     auto found = FindEvent(event);
     if (found == nullptr) return Misuse();
     const uint64_t version = found->recorded;
@@ -178,6 +179,12 @@ class FakeLibrary : public Library {
     const auto found = impl_->Find(comm);
     if (found == nullptr) return Result::kInvalidArgument;
     if (!found->finalized || found->queued > 0) ++impl_->misuses;
+    impl_->AwaitDevice(lock, *found);
+    if (const auto fault = impl_->Strike(rank_, Where::kDestroy)) {
+      lock.unlock();
+      absl::SleepFor(fault->delay);
+      lock.lock();
+    }
     impl_->Free(comm);
     return Result::kSuccess;
   }
@@ -192,6 +199,7 @@ class FakeLibrary : public Library {
       if (mine != votes.end()) mine->second.part = nullptr;
     }
     impl_->changed.notify_all();
+    impl_->AwaitDevice(lock, *found);
     if (const auto fault = impl_->Strike(rank_, Where::kAbort)) {
       lock.unlock();
       absl::SleepFor(fault->delay);
@@ -218,7 +226,8 @@ class FakeLibrary : public Library {
     Group group;
     std::swap(group, GroupOfThread());
     if (group.transfers.empty()) return Result::kSuccess;
-    return impl_->Launch(rank_, group.comm, group.stream, Exchange(std::move(group.transfers)));
+    return impl_->Launch(rank_, group.comm, group.stream, PeersOf(group.transfers),
+                         Exchange(group.transfers));
   }
 
   Result AllReduce(const void* input, void* output, size_t count, at::ScalarType dtype,
@@ -295,6 +304,7 @@ class FakeLibrary : public Library {
     return nullptr;
   }
 
+  static absl::Status OutOfMemory() { return absl::InternalError("CUDA: out of memory of fake"); }
   static absl::Status Misuse() { return absl::InternalError("CUDA: invalid resource handle"); }
 
   Result Collect(CollectiveKind kind, const void* input, void* output, size_t count,
@@ -330,7 +340,7 @@ class FakeLibrary : public Library {
           collective.factor = found->factors.at(reduction);
       }
     }
-    return impl_->Launch(rank_, comm, stream,
+    return impl_->Launch(rank_, comm, stream, /*peers=*/{},
                          [collective, sequence](Lock& lock, FakeState& impl, FakeComm& comm) {
                            Meet(lock, impl, comm, collective, sequence);
                          });
@@ -338,7 +348,8 @@ class FakeLibrary : public Library {
 
   Result Add(Transfer transfer, Comm comm, Stream stream) {
     Group& group = GroupOfThread();
-    if (!group.open) return impl_->Launch(rank_, comm, stream, Exchange({transfer}));
+    if (!group.open)
+      return impl_->Launch(rank_, comm, stream, {transfer.peer}, Exchange({transfer}));
     group.comm = comm;
     group.stream = stream;
     group.transfers.push_back(transfer);

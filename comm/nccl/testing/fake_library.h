@@ -17,8 +17,12 @@ enum class Where {
   kSplit,
   kLaunch,  // of a collective, a Send or a Recv
   kFinalize,
+  kDestroy,
   kAbort,
+  kCreateStream,
+  kCreateEvent,
   kRecordEvent,
+  kWaitEvent,
   kQueryEvent,
 };
 
@@ -27,7 +31,7 @@ enum class What {
   kFailsLater,  // the call succeeds; then an error comes up in the background, and nothing ends
   kHangs,       // the call succeeds; what it started never ends, until it is aborted
   kCallHangs,   // the call itself does not return before its communicator is aborted
-  kIsDelayed,   // what it started, or an abort itself, takes `delay` longer
+  kIsDelayed,   // what it started, or closing itself, takes `delay` longer
 };
 
 struct Fault {
@@ -67,8 +71,11 @@ inline at::Device OnCpu(int /*rank*/) { return at::kCPU; }
 // unchanged on this communicator. QueuedStream gives a stream as a GPU has it.
 //
 // Communicators behave like NCCL's made with blocking = 0: calls return kInProgress, an operation
-// ends when all ranks have started the same, and not at all where one never does. What no correct
-// caller does (calls on a communicator that is freed, destruction before it is flushed) is counted.
+// ends when all ranks have started the same, and not at all where one never does. The first ones of
+// a communicator stay in progress until the ranks they go to have launched theirs, since NCCL
+// connects them then; and what frees a communicator waits for what the rank's others have on the
+// device, as freeing its memory does. What no correct caller does (calls on a communicator that is
+// freed, destruction before it is flushed) is counted.
 class FakeFabric {
  public:
   explicit FakeFabric(int size, std::function<at::Device(int rank)> device_of = OnCpu);

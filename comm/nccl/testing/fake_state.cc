@@ -65,6 +65,16 @@ Stream FakeState::AddStream() {
   return handle;
 }
 
+void FakeState::AwaitDevice(Lock& lock, const FakeComm& comm) {
+  changed.wait(lock, [&] {
+    return std::none_of(comms.begin(), comms.end(), [&](const auto& entry) {
+      const FakeComm& other = *entry.second;
+      return &other != &comm && other.world_rank == comm.world_rank && other.queued > 0 &&
+             !other.aborted;
+    });
+  });
+}
+
 Comm FakeState::Add(const std::shared_ptr<FakeComm>& comm) {
   const auto handle = reinterpret_cast<Comm>(comm.get());
   comms[handle] = comm;
@@ -76,8 +86,11 @@ Result FakeComm::State() const {
   const auto& members = clique->members;
   const bool all = std::all_of(members.begin(), members.end(),
                                [](const FakeComm* m) { return m != nullptr && m->joined; });
-  const bool busy =
-      !all || splitting || absl::Now() < ready_at || (finalized && (queued > 0 || flush_hangs));
+  const bool connecting = std::any_of(connects.begin(), connects.end(), [&](const auto& each) {
+    return clique->launched.count(each) == 0;
+  });
+  const bool busy = !all || splitting || connecting || absl::Now() < ready_at ||
+                    (finalized && (queued > 0 || flush_hangs));
   return busy ? Result::kInProgress : Result::kSuccess;
 }
 
@@ -110,7 +123,8 @@ Result FakeState::Begin(Lock& lock, FakeComm& comm, const std::optional<Fault>& 
   return Result::kInProgress;
 }
 
-Result FakeState::Launch(int rank, Comm comm, Stream stream, Body body) {
+Result FakeState::Launch(int rank, Comm comm, Stream stream, const std::vector<int>& peers,
+                         Body body) {
   Lock lock(mutex);
   const auto found = Find(comm);
   if (found == nullptr) return Result::kInvalidArgument;
@@ -118,6 +132,17 @@ Result FakeState::Launch(int rank, Comm comm, Stream stream, Body body) {
   const What what = fault ? fault->what : What::kIsDelayed;
   if (what == What::kFails || what == What::kCallHangs) return Begin(lock, *found, fault, [] {});
   const absl::Duration delay = fault ? fault->delay : absl::ZeroDuration();
+  Clique& clique = *found->clique;
+  if (peers.empty()) {
+    clique.launched.insert({found->rank, kAllRanks});
+    for (size_t i = 0; i < clique.members.size(); ++i) {
+      found->connects.insert({static_cast<int>(i), kAllRanks});
+    }
+  }
+  for (const int peer : peers) {
+    clique.launched.insert({found->rank, peer});
+    found->connects.insert({peer, found->rank});
+  }
   ++found->queued;
   Push(lock, stream, [=, this](Lock& held) {
     changed.wait_for(held, absl::ToChronoMicroseconds(delay), [&] { return found->aborted; });
@@ -129,7 +154,8 @@ Result FakeState::Launch(int rank, Comm comm, Stream stream, Body body) {
     }
     --found->queued;
   });
-  return found->collectives % 2 == 0 ? Result::kSuccess : Result::kInProgress;
+  const Result state = found->State();
+  return found->collectives % 2 == 0 ? state : Result::kInProgress;
 }
 
 void FakeState::FormParts(Clique& clique, std::map<int, SplitVote>& votes) {
@@ -175,6 +201,12 @@ void Meet(Lock& lock, FakeState& impl, FakeComm& comm, const Collective& collect
     impl.changed.notify_all();
   }
   impl.changed.wait(lock, [&] { return meeting->done || comm.aborted; });
+}
+
+std::vector<int> PeersOf(const std::vector<Transfer>& transfers) {
+  std::vector<int> peers;
+  for (const Transfer& transfer : transfers) peers.push_back(transfer.peer);
+  return peers;
 }
 
 Body Exchange(std::vector<Transfer> transfers) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -83,12 +84,15 @@ struct SplitVote {
   Comm* part = nullptr;
 };
 
+constexpr int kAllRanks = -1;
+
 // The ranks of one communicator.
 struct Clique {
   explicit Clique(int size) : members(size) {}
   std::vector<FakeComm*> members;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
   std::map<std::pair<int, int>, std::deque<Mail>> mail;
+  std::set<std::pair<int, int>> launched;  // rank and peer, kAllRanks for a collective
   std::map<uint64_t, std::map<int, SplitVote>> splits;
 };
 
@@ -107,7 +111,8 @@ struct FakeComm {
   uint64_t collectives = 0;
   uint64_t splits = 0;
   int queued = 0;
-  std::map<Reduction, double> factors;  // of CreatePreMulSum
+  std::set<std::pair<int, int>> connects;  // what must be launched before its own launches are over
+  std::map<Reduction, double> factors;     // of CreatePreMulSum
 
   Result State() const;  // as ncclCommGetAsyncError tells it
   void Fail(Result what);
@@ -119,6 +124,8 @@ using Body = std::function<void(Lock&, FakeState&, FakeComm&)>;
 // Runs a collective together with the other ranks, when the last of them has come.
 void Meet(Lock& lock, FakeState& impl, FakeComm& comm, const Collective& collective,
           uint64_t sequence);
+
+std::vector<int> PeersOf(const std::vector<Transfer>& transfers);
 
 // All of `transfers` go on together.
 Body Exchange(std::vector<Transfer> transfers);
@@ -139,9 +146,9 @@ struct FakeState {
   std::map<std::pair<int, Where>, int> calls;
   int misuses = 0;
 
-  // Queues an operation of the communicator, or what a fault makes of it. Takes the mutex; those
-  // below need it.
-  Result Launch(int rank, Comm comm, Stream stream, Body body);
+  // Queues an operation of the communicator with `peers`, none for a collective, or what a fault
+  // makes of it. Takes the mutex; those below need it.
+  Result Launch(int rank, Comm comm, Stream stream, const std::vector<int>& peers, Body body);
 
   // Counts a call; the fault that strikes it.
   std::optional<Fault> Strike(int rank, Where where);
@@ -151,6 +158,10 @@ struct FakeState {
 
   std::shared_ptr<FakeComm> Find(Comm comm);
   void Free(Comm comm);
+
+  // Waits as freeing device memory does: until nothing of the rank runs on the device that is not
+  // of `comm`.
+  void AwaitDevice(Lock& lock, const FakeComm& comm);
   Comm Add(const std::shared_ptr<FakeComm>& comm);
   Stream AddStream();
 
