@@ -8,10 +8,10 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/comm/nccl/background.h"
 #include "lockstep/comm/nccl/create.h"
 #include "lockstep/comm/nccl/cuda_library.h"
 #include "lockstep/comm/nccl/nccl_communicator.h"
-#include "lockstep/comm/nccl/watchdog.h"
 #include "lockstep/comm/store.h"
 
 namespace lockstep::comm::nccl::testing {
