@@ -223,8 +223,11 @@ void RelaunchIfAlone(int& argc, char** argv, const RelaunchOptions& options) {
         "mpirun started this rank without OMPI_COMM_WORLD_RANK: it is not that of Open MPI; set "
         "LOCKSTEP_MPIRUN to the path of one that is"));
   }
-  const int default_ranks =
+  int default_ranks =
       options.default_ranks > 0 ? options.default_ranks : std::min(CoreCount(), kMaxDefaultRanks);
+  if (!arguments->ranks && options.most_default_ranks != nullptr) {
+    default_ranks = std::min(default_ranks, std::max(1, options.most_default_ranks()));
+  }
   const int ranks = arguments->ranks.value_or(default_ranks);
   if (ranks == 1 || arguments->help) return;
   if (ranks > kMaxRanksPerCore * CoreCount()) {

@@ -16,7 +16,8 @@ namespace lockstep::launch {
 
 struct RelaunchOptions {
   int default_ranks = 0;  // where --ranks does not say; 0: the cores, at most 4 (default 0)
-  std::string mpirun;     // path of mpirun of Open MPI; empty: searched for, see below (default "")
+  int (*most_default_ranks)() = nullptr;  // limits the default: as many GPUs as there are, say
+  std::string mpirun;  // path of mpirun of Open MPI; empty: searched for, see below (default "")
 };
 
 // Returns in every rank, and where no ranks are to be started: with --ranks=1, with --help, and

@@ -73,6 +73,15 @@ TEST(RelaunchTest, OneRankRunsInPlace) {
       << run.Out();
 }
 
+TEST(RelaunchTest, LimitsTheDefaultAlone) {
+  Program limited("ok", {}, {{"MOST_RANKS", "2"}});
+  EXPECT_EQ(limited.Wait(), 0);
+  EXPECT_EQ(limited.SortedLines().size(), 2);
+  Program explicit_ranks("ok", {"--ranks=3"}, {{"MOST_RANKS", "2"}});
+  EXPECT_EQ(explicit_ranks.Wait(), 0);
+  EXPECT_EQ(explicit_ranks.SortedLines().size(), 3);
+}
+
 TEST(RelaunchTest, HelpRunsInPlace) {
   Program run("ok", {"--help"});
   EXPECT_EQ(run.Wait(), 0);

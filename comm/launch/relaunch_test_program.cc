@@ -18,10 +18,16 @@ std::string Variable(const char* name) {
   return value == nullptr ? "unset" : value;
 }
 
+int MostRanks() { return std::atoi(Variable("MOST_RANKS").c_str()); }
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  lockstep::launch::RelaunchIfAlone(argc, argv);
+  lockstep::launch::RelaunchOptions options;
+  if (std::getenv("MOST_RANKS") != nullptr) {
+    options = {.default_ranks = 3, .most_default_ranks = MostRanks};
+  }
+  lockstep::launch::RelaunchIfAlone(argc, argv, options);
   auto world = lockstep::launch::Detect();
   if (!world.ok()) return 100;
   std::string mode;

@@ -156,5 +156,7 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier under DDP, which averages gradients while it computes them.",
        .example = "bazel run //tutorials:mnist_ddp -- --model=mlp --epochs=1"},
-      lockstep::tutorials::Train, {.default_ranks = 4}, lockstep::tutorials::CreateWorldOnDevice);
+      lockstep::tutorials::Train,
+      {.default_ranks = 4, .most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <limits>
 #include <optional>
 
 #include "lockstep/comm/launch/detect.h"
@@ -28,6 +29,10 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Du
   const auto over_mpi = comm::mpi::Create(*world, {.deadline = deadline});
   if (!over_mpi.ok()) return over_mpi.status();
   return comm::nccl::Create(*world, **over_mpi, options);
+}
+
+int MostRanksOnDevice() {
+  return ChosenDevice().is_cuda() ? comm::nccl::CountDevices() : std::numeric_limits<int>::max();
 }
 
 }  // namespace lockstep::tutorials

@@ -16,4 +16,9 @@ namespace lockstep::tutorials {
 //   return RunRanks(argc, argv, usage, Body, {}, CreateWorldOnDevice);
 absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Duration deadline);
 
+// For RunRanks, as launch::RelaunchOptions::most_default_ranks: the GPUs that this process sees
+// where --device says to use them, else without a limit. An explicit --ranks above it stays an
+// error.
+int MostRanksOnDevice();
+
 }  // namespace lockstep::tutorials
