@@ -33,8 +33,8 @@ class GpuSymbolsTest(unittest.TestCase):
             with self.subTest(program=program):
                 libraries, complaints = loaded(program)
                 self.assertEqual(complaints, [])
-                for library in ("libtorch_cuda.so", "libnccl.so.2", "libcudart.so.13", "libcudnn.so.9"):
-                    self.assertIn(library, libraries)
+                for library in ("libtorch_cuda.so", "libnccl.so.2", "libcudart.so.", "libcudnn.so."):
+                    self.assertTrue(any(name.startswith(library) for name in libraries), library)
 
     def test_they_start(self):
         for program in PROGRAMS[:2]:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# --run_under of tests on a machine with GPUs: those that do not ask for GPUs see none, as they start
+# --run_under of tests with --config=gpu: those that do not ask for GPUs see none, as they start
 # more ranks than it may have.
 [[ -n ${LOCKSTEP_TEST_SEES_GPUS:-} ]] || export CUDA_VISIBLE_DEVICES=
 exec "$@"

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   return lockstep::tutorials::RunRanks(
       argc, argv,
       {.summary = "adds a tensor over several GPUs.",
-       .example = "bazel run --config=gpu_run //tutorials:torch_dist_gpu -- --device=cuda"},
+       .example = "bazel run --config=gpu //tutorials:torch_dist_gpu -- --device=cuda"},
       lockstep::tutorials::AllReduce, {.default_ranks = gpus > 0 ? gpus : 2},
       lockstep::tutorials::CreateWorldOnDevice);
 }
