@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -64,8 +65,9 @@ struct Built {
 
 struct Builder {
   uint64_t seed = 0;
-  std::map<int, at::Tensor> parameters;              // by id
-  std::map<int, Built> modules;                      // likewise
+  bool disturbed = false;                // parameters begin as far off as rounding may lead
+  std::map<int, at::Tensor> parameters;  // by id
+  std::map<int, Built> modules;          // likewise
   std::vector<std::pair<at::Tensor, bool>> toggled;  // and their requires_grad at last
   std::vector<std::weak_ptr<torch::nn::Module>> recompute;
 };
@@ -79,7 +81,7 @@ class NodeImpl : public torch::nn::Module {
       const ParameterSpec& each = spec.parameters[i];
       at::Tensor& parameter = builder.parameters[each.id];
       if (!parameter.defined()) {
-        parameter = Fill(each, builder.seed);
+        parameter = Fill(each, builder);
         if (each.toggled) builder.toggled.emplace_back(parameter, !each.frozen);
       }
       parameters_.push_back(
@@ -123,10 +125,14 @@ class NodeImpl : public torch::nn::Module {
   }
 
  private:
-  static at::Tensor Fill(const ParameterSpec& spec, uint64_t seed) {
-    const at::Tensor values =
-        at::randn(spec.sizes, at::detail::createCPUGenerator(seed * 1000 + spec.id), at::kDouble)
-            .to(spec.dtype);
+  static at::Tensor Fill(const ParameterSpec& spec, const Builder& builder) {
+    const auto generator = at::detail::createCPUGenerator(builder.seed * 1000 + spec.id);
+    at::Tensor values = at::randn(spec.sizes, generator, at::kDouble);
+    if (builder.disturbed) {
+      const double relative = spec.dtype == at::kDouble ? 1e-13 : 1e-6;
+      values = values * (1 + relative * at::randn(spec.sizes, generator, at::kDouble));
+    }
+    values = values.to(spec.dtype);
     if (!spec.transposed) return values;
     return values.transpose(0, 1).contiguous().transpose(0, 1);
   }
@@ -336,8 +342,9 @@ void SetRecomputed(const Builder& builder) {
   }
 }
 
-testing::Trajectory TrainAlone(const Plan& plan) {
+testing::Trajectory TrainAlone(const Plan& plan, bool disturbed = false) {
   Builder builder;
+  builder.disturbed = disturbed;
   const Built model = BuildModel(plan, builder, /*rank=*/0);
   None none(model.module);
   return Training(plan, model, none, /*rank=*/0, /*comm=*/nullptr).Run();
@@ -359,23 +366,27 @@ testing::Trajectory TrainSharded(const Plan& plan, comm::Communicator& comm) {
   return Training(plan, model, *fsdp, comm.rank(), &comm).Run();
 }
 
-void ExpectEqualsOneProcess(const Plan& plan) {
+// False where that cannot be told: the training amplifies rounding until it looks like a fault.
+bool ExpectEqualsOneProcess(const Plan& plan) {
+  const at::ScalarType dtype = plan.has_f32 ? at::kFloat : at::kDouble;
   const Trajectory expected = TrainAlone(plan);
+  if (!Differences(TrainAlone(plan, /*disturbed=*/true), expected, dtype).empty()) return false;
   comm::testing::RunRanks(plan.ranks, [&](comm::Communicator& comm) {
-    ExpectSame(TrainSharded(plan, comm), expected, plan.has_f32 ? at::kFloat : at::kDouble,
-               absl::StrCat("rank ", comm.rank()));
+    ExpectSame(TrainSharded(plan, comm), expected, dtype, absl::StrCat("rank ", comm.rank()));
   });
+  return true;
 }
 
 TEST(FsdpRandomTest, EqualsOneProcess) {
   const char* given = std::getenv("LOCKSTEP_SEED");
   const uint64_t first = given != nullptr ? std::stoull(given) : std::random_device()();
   const int cases = given != nullptr ? 1 : std::getenv("LOCKSTEP_SOAK") != nullptr ? 5000 : 150;
+  int untold = 0;
   for (int i = 0; i < cases; ++i) {
     const uint64_t seed = first + i;
     const Plan plan = DrawPlan(seed);
     try {
-      ExpectEqualsOneProcess(plan);
+      if (!ExpectEqualsOneProcess(plan)) ++untold;
     } catch (const std::exception& error) {
       ADD_FAILURE() << "alone: " << error.what();
     }
@@ -383,6 +394,10 @@ TEST(FsdpRandomTest, EqualsOneProcess) {
     // Ranks' threads know no SCOPED_TRACE.
     ADD_FAILURE() << "repeat with LOCKSTEP_SEED=" << seed << "\n" << ToString(plan);
     return;
+  }
+  std::cout << untold << " of " << cases << " trainings amplify rounding, and were left out\n";
+  if (given == nullptr) {
+    EXPECT_LE(untold, cases / 10);
   }
 }
 

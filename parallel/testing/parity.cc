@@ -9,10 +9,12 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "lockstep/comm/testing/run_ranks.h"
 #include "lockstep/parallel/none/none.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
@@ -67,15 +69,36 @@ NamedState GradientsOf(Strategy& strategy) {
   return whole;
 }
 
-void ExpectSameState(const NamedState& found, const NamedState& expected, double tolerance,
-                     const std::string& what) {
-  ASSERT_EQ(found.size(), expected.size()) << what;
+bool IsNear(double found, double expected, double tolerance) {
+  return std::abs(found - expected) <= tolerance * std::max(1.0, std::abs(expected));
+}
+
+void CompareNumbers(const std::vector<double>& found, const std::vector<double>& expected,
+                    double tolerance, const std::string& what, std::vector<std::string>& out) {
+  if (found.size() != expected.size()) {
+    out.push_back(absl::StrCat(found.size(), " and not ", expected.size(), " of ", what));
+    return;
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (IsNear(found[i], expected[i], tolerance)) continue;
+    out.push_back(absl::StrCat(what, " ", i, " is ", found[i], ", not ", expected[i],
+                               "; they differ by ", found[i] - expected[i]));
+  }
+}
+
+void CompareState(const NamedState& found, const NamedState& expected, double tolerance,
+                  const std::string& what, std::vector<std::string>& out) {
+  for (const auto& [name, tensor] : found) {
+    if (expected.count(name) == 0) out.push_back(absl::StrCat(what, " have ", name));
+  }
   for (const auto& [name, tensor] : expected) {
     const auto place = found.find(name);
-    ASSERT_NE(place, found.end()) << what << ": no " << name;
-    EXPECT_TRUE(at::allclose(place->second, tensor, /*rtol=*/tolerance, /*atol=*/tolerance))
-        << what << ": " << name << " differs by "
-        << (place->second - tensor).abs().max().item<double>();
+    if (place == found.end()) {
+      out.push_back(absl::StrCat(what, " lack ", name));
+    } else if (!at::allclose(place->second, tensor, /*rtol=*/tolerance, /*atol=*/tolerance)) {
+      out.push_back(absl::StrCat(what, ": ", name, " differs by ",
+                                 (place->second - tensor).abs().max().item<double>()));
+    }
   }
 }
 
@@ -133,27 +156,29 @@ Trajectory TrainAlone(const ParityCase& c, int size) {
   return Train(global, model, none, /*rank=*/0, /*size=*/1, /*comm=*/nullptr);
 }
 
+std::vector<std::string> Differences(const Trajectory& found, const Trajectory& expected,
+                                     at::ScalarType dtype) {
+  const double tolerance = dtype == at::kDouble ? 1e-9 : 1e-4;
+  std::vector<std::string> out;
+  CompareNumbers(found.losses, expected.losses, tolerance, "loss", out);
+  CompareNumbers(found.norms, expected.norms, tolerance, "norm", out);
+  if (found.gradients.size() != expected.gradients.size()) {
+    out.push_back("the number of gradients compared");
+  }
+  for (size_t i = 0; i < std::min(found.gradients.size(), expected.gradients.size()); ++i) {
+    CompareState(found.gradients[i], expected.gradients[i], tolerance,
+                 absl::StrCat("gradients ", i), out);
+  }
+  CompareState(found.state, expected.state, tolerance, "parameters and buffers", out);
+  CompareState(found.optimizer, expected.optimizer, tolerance, "the optimizer's state", out);
+  return out;
+}
+
 void ExpectSame(const Trajectory& found, const Trajectory& expected, at::ScalarType dtype,
                 const std::string& what) {
-  const double tolerance = dtype == at::kDouble ? 1e-9 : 1e-4;
-  ASSERT_EQ(found.losses.size(), expected.losses.size()) << what;
-  for (size_t step = 0; step < expected.losses.size(); ++step) {
-    EXPECT_NEAR(found.losses[step], expected.losses[step],
-                tolerance * std::max(1.0, std::abs(expected.losses[step])))
-        << what << ", loss of step " << step;
+  for (const std::string& difference : Differences(found, expected, dtype)) {
+    ADD_FAILURE() << what << ": " << difference;
   }
-  ASSERT_EQ(found.norms.size(), expected.norms.size()) << what;
-  for (size_t step = 0; step < expected.norms.size(); ++step) {
-    EXPECT_NEAR(found.norms[step], expected.norms[step], tolerance * (1 + expected.norms[step]))
-        << what << ", gradient norm of step " << step;
-  }
-  ASSERT_EQ(found.gradients.size(), expected.gradients.size()) << what;
-  for (size_t step = 0; step < expected.gradients.size(); ++step) {
-    ExpectSameState(found.gradients[step], expected.gradients[step], tolerance,
-                    what + ", gradients of step " + std::to_string(2 * step));
-  }
-  ExpectSameState(found.state, expected.state, tolerance, what);
-  ExpectSameState(found.optimizer, expected.optimizer, tolerance, what + ", optimizer");
 }
 
 void ExpectParityOnThreads(const ParityCase& c, const std::vector<std::string>& strategies,
