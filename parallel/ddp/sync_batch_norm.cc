@@ -47,7 +47,7 @@ at::Tensor Widen(const at::Tensor& x) {
 
 // Of all ranks' values together, in f64.
 struct Statistics {
-  double count = 0;  // values a channel
+  at::Tensor count;  // (1), values a channel
   at::Tensor mean;   // (C)
   at::Tensor m2;     // (C), sum of squared deviations from it
 };
@@ -67,7 +67,7 @@ Statistics GatherStatistics(const at::Tensor& x, comm::Communicator& comm) {
   const at::Tensor means = all.narrow(1, 0, channels);
   const at::Tensor counts = all.narrow(1, 2 * channels, 1);
   Statistics statistics;
-  statistics.count = counts.sum().item<double>();
+  statistics.count = counts.sum(0);
   statistics.mean = (means * counts).sum(0) / statistics.count;
   statistics.m2 =
       (all.narrow(1, channels, channels) + (means - statistics.mean).square() * counts).sum(0);
@@ -83,8 +83,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const at::Tensor invstd = (statistics.m2 / statistics.count + eps).rsqrt();
     const at::Tensor scale = invstd * weight;
     const at::Tensor shift = bias - statistics.mean * scale;
-    context->save_for_backward({x, weight, statistics.mean, invstd});
-    context->saved_data["count"] = statistics.count;
+    context->save_for_backward({x, weight, statistics.mean, invstd, statistics.count});
     context->saved_data["comm"] =
         c10::IValue::make_capsule(c10::make_intrusive<CommHolder>(std::move(comm)));
     return at::addcmul(ToChannels(shift, x), Widen(x), ToChannels(scale, x)).to(x.scalar_type());
@@ -93,8 +92,8 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &invstd = saved[3];
-    const double count = context->saved_data["count"].toDouble();
+    const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &invstd = saved[3],
+                     &count = saved[4];
     const auto holder =
         c10::static_intrusive_pointer_cast<CommHolder>(context->saved_data["comm"].toCapsule());
     at::NoGradGuard no_grad;
@@ -152,13 +151,19 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   {
     at::NoGradGuard no_grad;
     statistics = GatherStatistics(input, *comm_);
-    TORCH_CHECK(statistics.count > 1,
-                "SyncBatchNorm needs more than one value a channel in training, and all ranks "
-                "together have ",
-                statistics.count);
+    // Asks a GPU, and waits for it, only where this rank's own values do not answer.
+    if (input.numel() < 2 * options.num_features()) {
+      const double count = statistics.count.item<double>();
+      TORCH_CHECK(count > 1,
+                  "SyncBatchNorm needs more than one value a channel in training, and all ranks "
+                  "together have ",
+                  count);
+    }
     if (running_mean.defined()) {
       num_batches_tracked += 1;
-      const double momentum = options.momentum().value_or(1 / num_batches_tracked.item<double>());
+      const at::Tensor momentum = options.momentum()
+                                      ? at::full({}, *options.momentum(), at::kDouble)
+                                      : num_batches_tracked.to(at::kDouble).reciprocal();
       const at::Tensor variance = statistics.m2 / (statistics.count - 1);
       running_mean.copy_(running_mean * (1 - momentum) + statistics.mean * momentum);
       running_var.copy_(running_var * (1 - momentum) + variance * momentum);
