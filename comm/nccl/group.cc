@@ -25,9 +25,8 @@ absl::Time LastMoment(const World& world, const State& state) {
 // stream before that.
 class Group::Fence {
  public:
-  explicit Fence(std::shared_ptr<WorkState> work) : work_(std::move(work)) {
-    ours_ = std::dynamic_pointer_cast<State>(work_);
-  }
+  explicit Fence(const std::shared_ptr<WorkState>& work)
+      : ours_(std::dynamic_pointer_cast<State>(work)) {}
 
   void SetDone() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -57,8 +56,7 @@ class Group::Fence {
   }
 
  private:
-  const std::shared_ptr<WorkState> work_;
-  std::shared_ptr<State> ours_;  // null where it is another backend's
+  const std::shared_ptr<State> ours_;  // null where it is another backend's
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;

@@ -48,6 +48,8 @@
 //
 // ENVIRONMENT. LOCKSTEP_COMM_DEBUG=detail compares what the ranks issue before each collective, on
 // the host. NCCL_DEBUG=INFO is NCCL's own log, NCCL_SOCKET_IFNAME the interface that it uses.
+// Leave CUDA_DEVICE_MAX_CONNECTIONS unset: with 1, all streams share one queue of the GPU, and
+// communication starts only after all that was asked for before it.
 namespace lockstep::comm::nccl {
 
 // The communicator of `size` ranks that share `store`, which holds nothing of another creation:
