@@ -8,11 +8,11 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "lockstep/parallel/device_groups.h"
 #include "lockstep/parallel/optim/fused_optimizer.h"
 #include "lockstep/tools/status/status_error.h"
 
@@ -76,20 +76,15 @@ GradScaler::Progress* GradScaler::Find(const torch::optim::Optimizer& optimizer)
 
 bool GradScaler::CheckAndMultiply(torch::optim::Optimizer& optimizer, double factor) {
   const at::NoGradGuard no_grad;
-  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_kind;
-  for (const at::Tensor& gradient : Gradients(optimizer)) {
-    by_kind[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
-  }
-  std::vector<at::Tensor> found;
-  for (const auto& [kind, gradients] : by_kind) {
+  at::Tensor any = at::zeros({1}, at::kDouble);
+  for (const std::vector<at::Tensor>& gradients : GroupByDeviceAndDtype(Gradients(optimizer))) {
     const auto options = gradients[0].options().dtype(at::kFloat);
-    found.push_back(at::zeros({1}, options));
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found.back(),
+    at::Tensor found = at::zeros({1}, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found,
                                                    at::full({1}, factor, options));
+    any = any.to(found.device()) + found;
   }
-  double any = 0;
-  for (const at::Tensor& each : found) any += each.item<float>();  // waits for a GPU, after all
-  return strategy_.SumOverShards(any) == 0;
+  return strategy_.SumOverShards(any).item<double>() == 0;  // waits for a GPU, once
 }
 
 void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {

@@ -1,11 +1,13 @@
 #include "lockstep/parallel/strategy.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "lockstep/parallel/device_groups.h"
 #include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel {
@@ -39,39 +42,43 @@ std::vector<at::Tensor> Strategy::parameters() const {
   return tensors;
 }
 
-double Strategy::SumOfSquares() const {
-  double sum = 0;
+std::vector<at::Tensor> Strategy::Gradients() const {
+  std::vector<at::Tensor> gradients;
   for (const NamedTensor& parameter : parameters_) {
     const at::Tensor& gradient = parameter.tensor.grad();
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    const at::ScalarType dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const double norm =
-        at::linalg_vector_norm(gradient, 2, c10::nullopt, /*keepdim=*/false, dtype).item<double>();
-    sum += norm * norm;
+    if (gradient.defined()) gradients.push_back(gradient);
   }
-  return sum;
+  return gradients;
 }
 
-void Strategy::ScaleGradients(double norm, double max_norm) {
-  const double scale = max_norm / (norm + 1e-6);
-  if (scale >= 1) return;
+at::Tensor Strategy::ClipGradNorm(double max_norm) {
   at::NoGradGuard no_grad;
-  for (const NamedTensor& parameter : parameters_) {
-    if (parameter.tensor.grad().defined()) parameter.tensor.grad().mul_(scale);
+  const auto groups = GroupByDeviceAndDtype(Gradients());
+  const at::Device device = parameters_.empty() ? at::kCPU : parameters_[0].tensor.device();
+  at::Tensor squares = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+  for (const std::vector<at::Tensor>& group : groups) {
+    const bool is_double = group[0].scalar_type() == at::kDouble;
+    const auto norms = at::_foreach_norm(group, 2, is_double ? at::kDouble : at::kFloat);
+    squares += at::stack(norms).to(device, at::kDouble).square().sum();
   }
-}
-
-double Strategy::ClipGradNorm(double max_norm) {
-  const double norm = std::sqrt(SumOverShards(SumOfSquares()));
-  ScaleGradients(norm, max_norm);
+  const at::Tensor norm = SumOverShards(squares).sqrt();
+  const at::Tensor scale = max_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
+  if (device.is_cpu()) {
+    if (scale.item<double>() >= 1) return norm;
+    for (const auto& group : groups) at::_foreach_mul_(group, scale.item());
+    return norm;
+  }
+  // Whether there is anything to scale only the device knows.
+  const at::Tensor limited = scale.clamp_max(1);
+  for (const auto& group : groups) {
+    at::_foreach_mul_(group, limited.to(group[0].device(), group[0].scalar_type()));
+  }
   return norm;
 }
 
 void Strategy::ClipGradValue(double max_value) {
   at::NoGradGuard no_grad;
-  for (const NamedTensor& parameter : parameters_) {
-    if (parameter.tensor.grad().defined()) parameter.tensor.grad().clamp_(-max_value, max_value);
-  }
+  for (at::Tensor gradient : Gradients()) gradient.clamp_(-max_value, max_value);
 }
 
 void Strategy::VisitState(const StateVisitor& visit) {

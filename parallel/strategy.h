@@ -98,16 +98,17 @@ class Strategy {
   [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(*this); }
 
   // Scales the gradients so that their 2-norm over all parameters and ranks is at most `max_norm`;
-  // returns what it was. Collective under FSDP.
-  double ClipGradNorm(double max_norm);
+  // returns what it was: () f64, on the gradients' device, so that nobody waits for a GPU before
+  // asking for its item(). Collective under FSDP.
+  at::Tensor ClipGradNorm(double max_norm);
 
   // Limits each element of the gradients to [-max_value, max_value]. No communication.
   void ClipGradValue(double max_value);
 
   // `value` itself where all ranks hold the same parameters(); where they hold shards, its sum over
-  // the ranks that hold different ones: for what must be known of all gradients, such as a norm or
-  // whether any is infinite. Collective under FSDP.
-  virtual double SumOverShards(double value) { return value; }
+  // the ranks that hold different ones, on the same device: for what must be known of all
+  // gradients, such as a norm or whether any is infinite. Collective under FSDP.
+  virtual at::Tensor SumOverShards(at::Tensor value) { return value; }
 
   // Calls `visit` with each parameter and buffer of the model: its name and full value, on every
   // rank, a shared one under its first name, in the model's order within a Unit, Unit by Unit, so
@@ -141,13 +142,9 @@ class Strategy {
   void set_parameters(std::vector<NamedTensor> parameters) { parameters_ = std::move(parameters); }
   void set_last_step(const StepStatistics& step) { last_step_ = step; }
 
-  // Scales the gradients of parameters() where `norm` exceeds `max_norm`, as torch.nn.utils does.
-  void ScaleGradients(double norm, double max_norm);
-
-  // Sum of the squares of the gradients of parameters(), in double.
-  double SumOfSquares() const;
-
  private:
+  std::vector<at::Tensor> Gradients() const;  // of parameters(), those there are
+
   const std::shared_ptr<torch::nn::Module> model_;
   const int rank_;
   const int size_;

@@ -1,7 +1,6 @@
 #include "lockstep/parallel/fsdp/fsdp.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/tensor.h>
 
 #include <unordered_map>
 #include <unordered_set>
@@ -144,11 +143,11 @@ std::string Fsdp::name() const {
   return "";
 }
 
-double Fsdp::SumOverShards(double value) {
-  at::Tensor sum =
-      at::tensor(value, at::TensorOptions(at::kDouble).device(context_->world().device()));
+at::Tensor Fsdp::SumOverShards(at::Tensor value) {
+  at::Tensor sum = value.to(context_->world().device(), at::kDouble, /*non_blocking=*/false,
+                            /*copy=*/true);
   ThrowIfError(context_->shard_untimed().AllReduce(sum, comm::ReduceOp::kSum).Wait());
-  return sum.item<double>();
+  return sum.to(value.device(), value.scalar_type());
 }
 
 void Fsdp::UpdateState(const StateUpdater& update) {

@@ -97,7 +97,7 @@ class Fsdp : public Strategy {
   ~Fsdp() override;
 
   std::string name() const override;
-  double SumOverShards(double value) override;
+  at::Tensor SumOverShards(at::Tensor value) override;
   void UpdateState(const StateUpdater& update) override;
   void UpdateFull(const std::vector<NamedTensor>& tensors, const StateUpdater& update) override;
 

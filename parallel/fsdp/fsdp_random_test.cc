@@ -244,7 +244,9 @@ class Training {
       for (; !losses.empty(); losses.pop_back()) losses.back().backward();
     }
     RunAside(step.after);
-    if (step.clip_norm > 0) trajectory_.norms.push_back(strategy_.ClipGradNorm(step.clip_norm));
+    if (step.clip_norm > 0) {
+      trajectory_.norms.push_back(strategy_.ClipGradNorm(step.clip_norm).item<double>());
+    }
     if (step.clip_value > 0) strategy_.ClipGradValue(step.clip_value);
     if (step.compare_gradients) CollectGradients();
     if (step.optimizer) optimizer_->step();

@@ -132,7 +132,9 @@ Trajectory Train(const ParityCase& c, const ParityModel& model, Strategy& strate
       loss += part.detach().to(at::kDouble);
     }
     strategy.FinishBackward();
-    if (c.clip_norm > 0) trajectory.norms.push_back(strategy.ClipGradNorm(c.clip_norm));
+    if (c.clip_norm > 0) {
+      trajectory.norms.push_back(strategy.ClipGradNorm(c.clip_norm).item<double>());
+    }
     // Not in each step: looking brings what a strategy has gathered up to date.
     if (step % 2 == 0) trajectory.gradients.push_back(GradientsOf(strategy));
     optimizer->step();
