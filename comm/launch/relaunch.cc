@@ -230,6 +230,9 @@ void RelaunchIfAlone(int& argc, char** argv, const RelaunchOptions& options) {
   }
   const int ranks = arguments->ranks.value_or(default_ranks);
   if (ranks == 1 || arguments->help) return;
+  if (arguments->ranks && options.check_ranks != nullptr) {
+    if (absl::Status status = options.check_ranks(ranks); !status.ok()) Die(status);
+  }
   if (ranks > kMaxRanksPerCore * CoreCount()) {
     Die(absl::InvalidArgumentError(
         absl::StrCat("--ranks=", ranks, ": at most ", kMaxRanksPerCore * CoreCount(),

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+
 // Makes a program parallel by itself: started alone, it starts local ranks of itself under mpirun.
 //
 //   int main(int argc, char** argv) {
@@ -17,6 +19,8 @@ namespace lockstep::launch {
 struct RelaunchOptions {
   int default_ranks = 0;  // where --ranks does not say; 0: the cores, at most 4 (default 0)
   int (*most_default_ranks)() = nullptr;  // limits the default: as many GPUs as there are, say
+  absl::Status (*check_ranks)(int ranks) = nullptr;  // of --ranks: an error is printed, and ends
+                                                     // all with status 2 (default: no check)
   std::string mpirun;  // path of mpirun of Open MPI; empty: searched for, see below (default "")
 };
 
@@ -25,9 +29,9 @@ struct RelaunchOptions {
 // then.
 //
 // --ranks=N (or --ranks N) is taken out of argv, and argc reduced; no other argument is touched.
-// One line on stderr and exit status 2 follow an N of more than 32 ranks a core, an N that differs
-// from the number of ranks of another launcher, and variables that contradict each other (see
-// Detect).
+// One line on stderr and exit status 2 follow an N of more than 32 ranks a core, one that
+// options.check_ranks refuses, one that differs from the number of ranks of another launcher, and
+// variables that contradict each other (see Detect).
 //
 // mpirun is options.mpirun, else $LOCKSTEP_MPIRUN, else that of the Open MPI with which this was
 // built, else the first on PATH. Ranks share this host's cores unpinned; OMP_NUM_THREADS, unless

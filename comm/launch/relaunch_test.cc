@@ -80,6 +80,9 @@ TEST(RelaunchTest, LimitsTheDefaultAlone) {
   Program explicit_ranks("ok", {"--ranks=3"}, {{"MOST_RANKS", "2"}});
   EXPECT_EQ(explicit_ranks.Wait(), 0);
   EXPECT_EQ(explicit_ranks.SortedLines().size(), 3);
+  Program refused("ok", {"--ranks=4"}, {{"MOST_RANKS", "2"}});
+  EXPECT_EQ(refused.Wait(), 2);
+  EXPECT_TRUE(absl::StrContains(refused.Err(), "4 is not three")) << refused.Err();
 }
 
 TEST(RelaunchTest, HelpRunsInPlace) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "absl/status/status.h"
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/comm/launch/program_under_test.h"
 #include "lockstep/comm/launch/relaunch.h"
@@ -20,12 +21,17 @@ std::string Variable(const char* name) {
 
 int MostRanks() { return std::atoi(Variable("MOST_RANKS").c_str()); }
 
+absl::Status CheckRanks(int ranks) {
+  if (ranks == 3) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::to_string(ranks) + " is not three");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   lockstep::launch::RelaunchOptions options;
   if (std::getenv("MOST_RANKS") != nullptr) {
-    options = {.default_ranks = 3, .most_default_ranks = MostRanks};
+    options = {.default_ranks = 3, .most_default_ranks = MostRanks, .check_ranks = CheckRanks};
   }
   lockstep::launch::RelaunchIfAlone(argc, argv, options);
   auto world = lockstep::launch::Detect();

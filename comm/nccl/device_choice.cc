@@ -1,5 +1,6 @@
 #include "lockstep/comm/nccl/device_choice.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -15,12 +16,14 @@ absl::StatusOr<int> ChooseDevice(const launch::World& world, int visible) {
     return absl::FailedPreconditionError(absl::StrCat("this process sees no GPU", limit));
   }
   // Whether it is the rank's own shows when the ranks compare what they have (device_claim.h).
-  if (visible == 1) return 0;
-  if (world.local_rank < visible) return world.local_rank;
+  // mpirun itself gives none its own.
+  const bool sees_all = world.launcher == launch::Launcher::kMpirun && chosen == nullptr;
+  if (visible == 1 && !sees_all) return 0;
+  const int ranks = std::max(world.local_size.value_or(0), world.local_rank + 1);
+  if (ranks <= visible) return world.local_rank;
   return absl::FailedPreconditionError(
-      absl::StrCat("rank ", world.rank, " is number ", world.local_rank,
-                   " of its node, counted from 0, but sees ", visible, " GPUs", limit,
-                   ": start no more ranks on a node than it has GPUs"));
+      absl::StrCat("this host has ", visible, visible == 1 ? " GPU" : " GPUs", " visible", limit,
+                   " and ", ranks, " ranks: start at most ", visible, " on it, or use the CPU"));
 }
 
 }  // namespace lockstep::comm::nccl

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <optional>
 #include <string>
 
 #include "lockstep/comm/nccl/create.h"
@@ -11,7 +12,7 @@ namespace lockstep::comm::nccl {
 namespace {
 
 TEST(DeviceChoiceTest, TakesTheGpuOfTheLocalRank) {
-  EXPECT_EQ(*ChooseDevice({.rank = 5, .size = 8, .local_rank = 1}, 4), 1);
+  EXPECT_EQ(*ChooseDevice({.rank = 5, .size = 8, .local_rank = 1, .local_size = 4}, 4), 1);
 }
 
 TEST(DeviceChoiceTest, TakesTheOnlyGpuThatItSees) {
@@ -20,12 +21,28 @@ TEST(DeviceChoiceTest, TakesTheOnlyGpuThatItSees) {
 
 TEST(DeviceChoiceTest, RefusesMoreRanksThanGpus) {
   setenv("CUDA_VISIBLE_DEVICES", "0,1", /*overwrite=*/1);
-  const auto chosen = ChooseDevice({.rank = 6, .size = 8, .local_rank = 2}, 2);
-  EXPECT_EQ(chosen.status(),
-            absl::FailedPreconditionError(
-                "rank 6 is number 2 of its node, counted from 0, but sees 2 GPUs "
-                "(CUDA_VISIBLE_DEVICES is \"0,1\"): start no more ranks on a node than it has "
-                "GPUs"));
+  const absl::Status refused = absl::FailedPreconditionError(
+      "this host has 2 GPUs visible (CUDA_VISIBLE_DEVICES is \"0,1\") and 4 ranks: start at most 2 "
+      "on it, or use the CPU");
+  for (const int local : {0, 3}) {
+    const auto chosen =
+        ChooseDevice({.rank = 4 + local, .size = 8, .local_rank = local, .local_size = 4}, 2);
+    EXPECT_EQ(chosen.status(), refused);
+  }
+  const auto unknown =
+      ChooseDevice({.rank = 3, .size = 8, .local_rank = 3, .local_size = std::nullopt}, 2);
+  EXPECT_EQ(unknown.status(), refused);
+}
+
+TEST(DeviceChoiceTest, RefusesTheOnlyGpuOfAllRanks) {
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  launch::World world = {
+      .size = 4, .local_size = 4, .launcher = launch::Launcher::kMpirun, .store = std::nullopt};
+  EXPECT_EQ(ChooseDevice(world, 1).status(),
+            absl::FailedPreconditionError("this host has 1 GPU visible and 4 ranks: start at most "
+                                          "1 on it, or use the CPU"));
+  setenv("CUDA_VISIBLE_DEVICES", "3", /*overwrite=*/1);
+  EXPECT_EQ(*ChooseDevice(world, 1), 0) << "perhaps its own";
 }
 
 TEST(DeviceChoiceTest, RefusesNoGpu) {

@@ -16,10 +16,10 @@ absl::Status ClaimDevice(Library& library, Store& store, int rank) {
   if (*claims == 1) return store.Set(owner, absl::StrCat(rank));
   absl::StatusOr<std::string> other = store.Get(owner, absl::Seconds(10));
   return absl::FailedPreconditionError(absl::StrCat(
-      "rank ", rank, " was given the GPU of rank ", other.ok() ? *other : "?", " (",
+      "ranks ", other.ok() ? *other : "?", " and ", rank, " have the same GPU (",
       library.device().str(), ", ", *uuid,
-      "): NCCL needs one for each. Start as many ranks on each node as it has GPUs, and let each "
-      "choose by its local rank, or give each one GPU (srun --gpus-per-task=1)"));
+      "), and each needs its own: start no more ranks on a host than it has GPUs, or use the CPU; "
+      "where there are enough, give each rank another (srun --gpus-per-task=1), or all to all"));
 }
 
 }  // namespace lockstep::comm::nccl

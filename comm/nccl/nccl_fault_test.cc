@@ -202,8 +202,8 @@ TEST(NcclFaultTest, TwoRanksOnOneGpuAreRefused) {
   fabric.ShareDevice(1, /*with=*/0);
   const auto statuses = RunOn(fabric, 2, absl::Minutes(1), ReduceThrice);
   for (int rank : {0, 1}) {
-    ExpectContains(statuses[rank], absl::StrCat(" was given the GPU of rank "));
-    ExpectContains(statuses[rank], "GPU-fake-0): NCCL needs one for each.");
+    ExpectContains(statuses[rank], " have the same GPU (");
+    ExpectContains(statuses[rank], "GPU-fake-0), and each needs its own: start no more ranks on a");
   }
   ExpectNothingLeft(fabric);
 }

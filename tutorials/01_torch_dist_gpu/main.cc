@@ -54,6 +54,6 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "adds a tensor over several GPUs.",
        .example = "bazel run --config=gpu //tutorials:torch_dist_gpu -- --device=cuda"},
-      lockstep::tutorials::AllReduce, {.default_ranks = gpus > 0 ? gpus : 2},
+      lockstep::tutorials::AllReduce, lockstep::tutorials::RanksOnDevice(gpus > 0 ? gpus : 2),
       lockstep::tutorials::CreateWorldOnDevice);
 }

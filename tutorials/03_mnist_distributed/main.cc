@@ -121,7 +121,6 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier on several ranks that do not talk to each other.",
        .example = "bazel run //tutorials:mnist_distributed -- --model=mlp --steps=200"},
-      lockstep::tutorials::Train,
-      {.default_ranks = 4, .most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::Train, lockstep::tutorials::RanksOnDevice(/*default_ranks=*/4),
       lockstep::tutorials::CreateWorldOnDevice);
 }

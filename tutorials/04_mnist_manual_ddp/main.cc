@@ -158,7 +158,6 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier on several ranks that average their gradients by hand.",
        .example = "bazel run //tutorials:mnist_manual_ddp -- --model=mlp --epochs=1"},
-      lockstep::tutorials::Train,
-      {.default_ranks = 4, .most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::Train, lockstep::tutorials::RanksOnDevice(/*default_ranks=*/4),
       lockstep::tutorials::CreateWorldOnDevice);
 }

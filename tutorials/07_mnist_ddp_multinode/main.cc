@@ -148,6 +148,6 @@ int main(int argc, char** argv) {
       argc, argv,
       {.summary = "trains a classifier of Fashion-MNIST under DDP, on any number of nodes.",
        .example = "bazel run //tutorials:mnist_ddp_multinode -- --submit --model=mlp --epochs=1"},
-      lockstep::tutorials::Train, {.most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::Train, lockstep::tutorials::RanksOnDevice(),
       lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -173,6 +173,6 @@ int main(int argc, char** argv) {
       {.summary = "trains a classifier under DDP, on any number of nodes, from HDF5 files.",
        .example = "bazel run //tutorials:mnist_ddp_multinode_streaming -- --submit "
                   "--train_file=train.h5 --test_file=test.h5"},
-      lockstep::tutorials::Train, {.most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::Train, lockstep::tutorials::RanksOnDevice(),
       lockstep::tutorials::CreateWorldOnDevice);
 }

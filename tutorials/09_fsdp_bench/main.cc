@@ -165,6 +165,6 @@ int main(int argc, char** argv) {
            "compares strategies: time, memory and communication of the same training without "
            "parallelism, with an all-reduce by hand, with DDP and with FSDP.",
        .example = "bazel run //tutorials:fsdp_bench -- --ranks=2 --model=vit"},
-      lockstep::tutorials::Bench, {.most_default_ranks = lockstep::tutorials::MostRanksOnDevice},
+      lockstep::tutorials::Bench, lockstep::tutorials::RanksOnDevice(),
       lockstep::tutorials::CreateWorldOnDevice);
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "lockstep/comm/launch/detect.h"
 #include "lockstep/comm/launch/threads.h"
 #include "lockstep/comm/mpi/mpi_communicator.h"
@@ -13,6 +14,13 @@
 #include "lockstep/tutorials/common/world.h"
 
 namespace lockstep::tutorials {
+namespace {
+
+int MostRanks() {
+  return ChosenDevice().is_cuda() ? comm::nccl::CountDevices() : std::numeric_limits<int>::max();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Duration deadline) {
   if (!ChosenDevice().is_cuda()) return CreateWorld();
@@ -31,8 +39,17 @@ absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Du
   return comm::nccl::Create(*world, **over_mpi, options);
 }
 
-int MostRanksOnDevice() {
-  return ChosenDevice().is_cuda() ? comm::nccl::CountDevices() : std::numeric_limits<int>::max();
+launch::RelaunchOptions RanksOnDevice(int default_ranks) {
+  return {.default_ranks = default_ranks,
+          .most_default_ranks = MostRanks,
+          .check_ranks = [](int ranks) { return CheckRanks(ranks, MostRanks()); }};
+}
+
+absl::Status CheckRanks(int ranks, int gpus) {
+  if (ranks <= gpus) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this host has ", gpus, gpus == 1 ? " GPU" : " GPUs", " visible and is to run ", ranks,
+      " ranks: start at most ", gpus, " (--ranks=", gpus, "), or use --device=cpu"));
 }
 
 }  // namespace lockstep::tutorials

@@ -2,9 +2,11 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/launch/relaunch.h"
 
 namespace lockstep::tutorials {
 
@@ -13,12 +15,15 @@ namespace lockstep::tutorials {
 // one that it sees. They meet over MPI where the launcher gives it, else at MASTER_ADDR. On the CPU
 // it is CreateWorld's. Collective.
 //
-//   return RunRanks(argc, argv, usage, Body, {}, CreateWorldOnDevice);
+//   return RunRanks(argc, argv, usage, Body, RanksOnDevice(), CreateWorldOnDevice);
 absl::StatusOr<std::unique_ptr<comm::Communicator>> CreateWorldOnDevice(absl::Duration deadline);
 
-// For RunRanks, as launch::RelaunchOptions::most_default_ranks: the GPUs that this process sees
-// where --device says to use them, else without a limit. An explicit --ranks above it stays an
-// error.
-int MostRanksOnDevice();
+// For RunRanks: where --device says to use GPUs, no more ranks than this process sees of them; by
+// default fewer are started then, and more in --ranks are refused. `default_ranks` is
+// launch::RelaunchOptions'.
+launch::RelaunchOptions RanksOnDevice(int default_ranks = 0);
+
+// What it says to --ranks: FailedPrecondition where `ranks` are more than the `gpus`.
+absl::Status CheckRanks(int ranks, int gpus);
 
 }  // namespace lockstep::tutorials
