@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/tools/device/stream_mark.h"
+#include "lockstep/tools/device/stream_marks.h"
 
 namespace lockstep::data {
 
@@ -25,7 +25,7 @@ namespace lockstep::data {
 class Batch {
  public:
   Batch() = default;
-  // `pinned`: in page-locked memory, from which a GPU copies while it computes. Needs a GPU.
+  // `pinned`: in page-locked memory, from which a GPU copies while the host goes on. Needs a GPU.
   explicit Batch(bool pinned) : pinned_(pinned) {}
   Batch(Batch&&) = default;
   Batch& operator=(Batch&&) = default;
@@ -37,8 +37,9 @@ class Batch {
   const at::Tensor& operator[](std::string_view name) const;
 
   // A field on `device`: itself, where it is there; else a copy. From page-locked memory a GPU
-  // takes it on this thread's current stream, while the host goes on; the memory is not written to
-  // again before that is done, which for copies of your own nobody sees to.
+  // takes it on this thread's current stream, between the kernels there, while the host goes on.
+  // Reserve waits for all such copies before the memory is written to again; for copies of your own
+  // nobody does.
   at::Tensor To(std::string_view name, at::Device device) const;
 
   // Rows of the first field; 0 while there is none.
@@ -56,7 +57,7 @@ class Batch {
   struct Field {
     std::string name;
     at::Tensor tensor;
-    mutable device::StreamMark copied;
+    mutable device::StreamMarks copied;
   };
 
   const Field& Find(std::string_view name) const;

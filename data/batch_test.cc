@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "lockstep/comm/testing/host_device.h"
 
 namespace lockstep::data {
 namespace {
@@ -75,6 +76,20 @@ TEST(Batch, LeavesTensorsAloneThatSomebodyHolds) {
   EXPECT_EQ(same_storage.const_data_ptr<float>()[3], 3);
   const void* last = batch["x"].data_ptr();
   EXPECT_EQ(fill(5), last) << "held by nobody";
+}
+
+TEST(Batch, ReserveWaitsForTheCopiesToAllDevices) {
+  Batch batch;
+  batch.Reserve("x", {3}, at::kFloat).fill_(7);
+  batch.Reserve("y", {3}, at::kFloat).fill_(8);
+  const at::Tensor one = batch.To("x", comm::testing::HostDevice(1));
+  const at::Tensor two = batch.To("x", comm::testing::HostDevice(2));
+  batch.To("y", comm::testing::HostDevice(1));
+  const int before = comm::testing::EventsWaitedFor();
+  batch.Reserve("x", {3}, at::kFloat).fill_(9);
+  EXPECT_EQ(comm::testing::EventsWaitedFor(), before + 2);
+  EXPECT_EQ(one.cpu()[2].item<float>(), 7);
+  EXPECT_EQ(two.cpu()[2].item<float>(), 7);
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ struct LoaderOptions {
   bool drop_last = false;    // Leave out an epoch's last batch where it is smaller. Default: false.
   int prefetch_batches = 2;  // Batches read ahead by a thread of the loader; this many and one more
                              // are in memory. 0: no thread, read when asked. Default: 2.
-  bool pin_memory = false;   // Batches in page-locked memory, which batch.To("x", device)
-                             // copies while the GPU computes. Needs a GPU.
+  bool pin_memory = false;   // Batches in page-locked memory, from which batch.To("x", device)
+                             // copies on the current stream while the host goes on. Needs a GPU.
                              // Default: false.
 };
 

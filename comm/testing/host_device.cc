@@ -13,6 +13,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -26,7 +27,9 @@ constexpr at::DeviceType kType = at::kHPU;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::HPU);
 
 thread_local at::DeviceIndex current = 0;
+thread_local std::array<c10::StreamId, kHostDevices> current_streams = {};
 std::atomic<int> events_on_other_devices = 0;
+std::atomic<int> events_waited_for = 0;
 
 void CountIfOther(at::DeviceIndex index) {
   if (index != current) ++events_on_other_devices;
@@ -44,9 +47,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void setDevice(at::Device device) const override { current = device.index(); }
   void uncheckedSetDevice(at::Device device) const noexcept override { current = device.index(); }
   c10::Stream getStream(at::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
+    return c10::Stream(c10::Stream::UNSAFE, device, current_streams[device.index()]);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(stream.device());
+    current_streams[stream.device_index()] = stream.id();
+    return before;
+  }
   at::DeviceIndex deviceCount() const noexcept override { return kHostDevices; }
 
   // All is done when it is asked for, so events have nothing to wait for.
@@ -57,7 +64,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }
-  void synchronizeEvent(void* /*event*/) const override {}
+  void synchronizeEvent(void* /*event*/) const override { ++events_waited_for; }
   void destroyEvent(void* /*event*/, const at::DeviceIndex index) const noexcept override {
     CountIfOther(index);
   }
@@ -182,5 +189,7 @@ TORCH_LIBRARY_IMPL(_, HPU, m) {
 at::Device HostDevice(int index) { return {kType, static_cast<at::DeviceIndex>(index)}; }
 
 int EventsOnOtherDevices() { return events_on_other_devices; }
+
+int EventsWaitedFor() { return events_waited_for; }
 
 }  // namespace lockstep::comm::testing

@@ -23,4 +23,7 @@ at::Device HostDevice(int index);
 // GPU that makes a context on the other, too.
 int EventsOnOtherDevices();
 
+// How often the host has waited for an event.
+int EventsWaitedFor();
+
 }  // namespace lockstep::comm::testing

@@ -12,7 +12,7 @@ namespace lockstep::device {
 //   host.copy_(gradient, /*non_blocking=*/true);  // host is page-locked
 //   device::StreamMark landed;
 //   landed.Record(gradient.device());
-//   ...                                           // the GPU copies and computes meanwhile
+//   ...                                           // the host goes on meanwhile
 //   landed.Wait();                                // now host holds it
 //
 // An event on this thread's current stream of whatever device LibTorch knows; CUDA's headers are
