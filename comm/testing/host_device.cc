@@ -15,8 +15,11 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -28,12 +31,51 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::HPU);
 
 thread_local at::DeviceIndex current = 0;
 thread_local std::array<c10::StreamId, kHostDevices> current_streams = {};
+thread_local const QueuedEvents::Queue* events_of_thread = nullptr;
 std::atomic<int> events_on_other_devices = 0;
 std::atomic<int> events_waited_for = 0;
 
 void CountIfOther(at::DeviceIndex index) {
   if (index != current) ++events_on_other_devices;
 }
+
+class HostEvent {
+ public:
+  // Asks for it; Reach(the number that it returns) says that the device has come there.
+  int Record() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return ++recorded_;
+  }
+
+  void Reach(int number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reached_ = number;
+    time_ = std::chrono::steady_clock::now();
+    changed_.notify_all();
+  }
+
+  bool reached() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return reached_ == recorded_;
+  }
+
+  std::chrono::steady_clock::time_point Await() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return reached_ == recorded_; });
+    return time_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int recorded_ = 0;
+  int reached_ = 0;
+  std::chrono::steady_clock::time_point time_;
+};
+
+// Whoever destroys one may do so before it is reached.
+using EventPtr = std::shared_ptr<HostEvent>;
+EventPtr& EventOf(void* event) { return *static_cast<EventPtr*>(event); }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -56,27 +98,38 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   at::DeviceIndex deviceCount() const noexcept override { return kHostDevices; }
 
-  // All is done when it is asked for, so events have nothing to wait for.
   void record(void** event, const c10::Stream& stream, const at::DeviceIndex /*index*/,
               const c10::EventFlag /*flag*/) const override {
     CountIfOther(stream.device_index());
-    *event = this_event();
+    if (*event == nullptr) *event = new EventPtr(std::make_shared<HostEvent>());
+    auto reach = [event = EventOf(*event), number = EventOf(*event)->Record()] {
+      event->Reach(number);
+    };
+    if (events_of_thread == nullptr) {
+      reach();
+    } else {
+      (*events_of_thread)(std::move(reach));
+    }
   }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* /*event*/) const override { return true; }
-  void synchronizeEvent(void* /*event*/) const override { ++events_waited_for; }
-  void destroyEvent(void* /*event*/, const at::DeviceIndex index) const noexcept override {
+  bool queryEvent(void* event) const override { return EventOf(event)->reached(); }
+  void synchronizeEvent(void* event) const override {
+    ++events_waited_for;
+    EventOf(event)->Await();
+  }
+  double elapsedTime(void* begin, void* end, const at::DeviceIndex index) const override {
     CountIfOther(index);
+    return std::chrono::duration<double, std::milli>(EventOf(end)->Await() -
+                                                     EventOf(begin)->Await())
+        .count();
+  }
+  void destroyEvent(void* event, const at::DeviceIndex index) const noexcept override {
+    CountIfOther(index);
+    delete static_cast<EventPtr*>(event);
   }
   bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
-  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
-  void synchronizeDevice(const at::DeviceIndex /*index*/) const override {}
-
- private:
-  static void* this_event() {
-    static int event;
-    return &event;
-  }
+  void synchronizeStream(const c10::Stream& /*stream*/) const override { ++events_waited_for; }
+  void synchronizeDevice(const at::DeviceIndex /*index*/) const override { ++events_waited_for; }
 };
 
 C10_REGISTER_GUARD_IMPL(HPU, Guard);
@@ -191,5 +244,10 @@ at::Device HostDevice(int index) { return {kType, static_cast<at::DeviceIndex>(i
 int EventsOnOtherDevices() { return events_on_other_devices; }
 
 int EventsWaitedFor() { return events_waited_for; }
+
+QueuedEvents::QueuedEvents(Queue queue)
+    : queue_(std::move(queue)), previous_(std::exchange(events_of_thread, &queue_)) {}
+
+QueuedEvents::~QueuedEvents() { events_of_thread = previous_; }
 
 }  // namespace lockstep::comm::testing

@@ -2,6 +2,8 @@
 
 #include <c10/core/Device.h>
 
+#include <functional>
+
 namespace lockstep::comm::testing {
 
 // A device of LibTorch's that is not the CPU, on machines that have none: tensors there have memory
@@ -19,11 +21,30 @@ namespace lockstep::comm::testing {
 inline constexpr int kHostDevices = 8;
 at::Device HostDevice(int index);
 
-// How often an event was recorded or freed while its thread's current device was another one. On a
-// GPU that makes a context on the other, too.
+// How often an event was recorded, read or freed while its thread's current device was another one.
+// On a GPU that makes a context on the other, too.
 int EventsOnOtherDevices();
 
-// How often the host has waited for an event.
+// How often the host has waited for such a device: for an event, a stream or all of it.
 int EventsWaitedFor();
+
+// While it lives, events that this thread records are reached when `queue` runs what it is given,
+// in order; else at once. With comm/nccl/testing/fake_library.h:
+//
+//   QueuedStream stream(fabric, rank);
+//   const QueuedEvents events([&](std::function<void()> reach) { stream.Run(std::move(reach)); });
+class QueuedEvents {
+ public:
+  using Queue = std::function<void(std::function<void()> reach)>;
+
+  explicit QueuedEvents(Queue queue);
+  ~QueuedEvents();
+  QueuedEvents(const QueuedEvents&) = delete;
+  QueuedEvents& operator=(const QueuedEvents&) = delete;
+
+ private:
+  const Queue queue_;
+  const Queue* const previous_;
+};
 
 }  // namespace lockstep::comm::testing
