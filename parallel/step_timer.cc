@@ -7,11 +7,12 @@
 
 namespace lockstep::parallel {
 
-void StepTimer::BeginBackward() { backward_begin_ = trace::SteadyNow(); }
+void StepTimer::BeginBackward() { backward_begin_.emplace(device_); }
 
 comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
   ++step_.collectives;
   step_.payload_bytes += payload_bytes;
+  if (!device_.is_cpu()) return work;
   size_t index = 0;
   {
     std::lock_guard<std::mutex> lock(intervals_->mutex);
@@ -27,9 +28,15 @@ comm::Work StepTimer::Track(comm::Work work, int64_t payload_bytes) {
 
 void StepTimer::Waiting(const std::function<void()>& wait) {
   const trace::Span span("WAIT_FOR_COMMUNICATION", "communication");
-  waits_.emplace_back(trace::SteadyNow(), absl::InfiniteDuration());
+  if (device_.is_cpu()) {
+    waits_.emplace_back(trace::SteadyNow(), absl::InfiniteDuration());
+    wait();
+    waits_.back().second = trace::SteadyNow();
+    return;
+  }
+  const device::StreamTime begin(device_);
   wait();
-  waits_.back().second = trace::SteadyNow();
+  stream_waits_.emplace_back(begin, device::StreamTime(device_));
 }
 
 absl::Status StepTimer::Wait(const comm::Work& work) {
@@ -38,28 +45,42 @@ absl::Status StepTimer::Wait(const comm::Work& work) {
   return status;
 }
 
-StepStatistics StepTimer::End() {
-  const absl::Duration now = trace::SteadyNow();
-  step_.backward = now - backward_begin_;
-  {
-    std::lock_guard<std::mutex> lock(intervals_->mutex);
-    std::sort(intervals_->all.begin(), intervals_->all.end());
-    absl::Duration covered = -absl::InfiniteDuration();
-    for (auto [start, end] : intervals_->all) {
-      start = std::max(start, covered);
-      end = std::min(end, now);
-      if (end <= start) continue;
-      covered = end;
-      step_.communication += end - start;
-      for (const auto& [wait_start, wait_end] : waits_) {
-        const absl::Duration overlap = std::min(end, wait_end) - std::max(start, wait_start);
-        step_.exposed += std::max(overlap, absl::ZeroDuration());
-      }
+void StepTimer::AddCommunication(absl::Duration now) {
+  absl::Duration communication;
+  std::lock_guard<std::mutex> lock(intervals_->mutex);
+  std::sort(intervals_->all.begin(), intervals_->all.end());
+  absl::Duration covered = -absl::InfiniteDuration();
+  for (auto [start, end] : intervals_->all) {
+    start = std::max(start, covered);
+    end = std::min(end, now);
+    if (end <= start) continue;
+    covered = end;
+    communication += end - start;
+    for (const auto& [wait_start, wait_end] : waits_) {
+      const absl::Duration overlap = std::min(end, wait_end) - std::max(start, wait_start);
+      step_.exposed += std::max(overlap, absl::ZeroDuration());
     }
+  }
+  step_.communication = communication;
+}
+
+StepReader StepTimer::End() {
+  const device::StreamTime end(device_);
+  const auto begin = std::exchange(backward_begin_, std::nullopt);
+  if (device_.is_cpu()) {
+    AddCommunication(trace::SteadyNow());
+  } else {
+    step_.communication.reset();
   }
   intervals_ = std::make_shared<Intervals>();
   waits_.clear();
-  return std::exchange(step_, StepStatistics());
+  return [step = std::exchange(step_, StepStatistics()), begin, end,
+          waits = std::exchange(stream_waits_, {})] {
+    StepStatistics read = step;
+    if (begin) read.backward = Elapsed(*begin, end);
+    for (const auto& [before, after] : waits) read.exposed += Elapsed(before, after);
+    return read;
+  };
 }
 
 TimedCommunicator::TimedCommunicator(std::unique_ptr<comm::Communicator> inner, StepTimer& timer)

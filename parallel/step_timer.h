@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,19 +16,31 @@
 #include "lockstep/comm/decorator.h"
 #include "lockstep/comm/work.h"
 #include "lockstep/parallel/strategy.h"
+#include "lockstep/tools/device/stream_time.h"
 
 namespace lockstep::parallel {
 
 // Measures a step of a strategy for StepStatistics: how long collectives were under way, and for
 // how much of that this rank only waited.
 //
+//   StepTimer timer(comm->device());
 //   timer.BeginBackward();
 //   comm::Work work = timer.Track(comm->AllReduce(flat, op), bytes);
 //   ... backward goes on ...
 //   absl::Status status = timer.Wait(work);
-//   StepStatistics step = timer.End();
+//   StepReader read = timer.End();
+//   ...
+//   StepStatistics step = read();
+//
+// On the CPU times are the host's. On another device the host is ahead, and a wait only makes the
+// current stream wait; so they are between marks in that stream, before and after each wait, which
+// are read when the device has come there. What other streams do it does not show:
+// StepStatistics::communication is none.
 class StepTimer {
  public:
+  // `device`: where the tensors are.
+  explicit StepTimer(c10::Device device) : device_(device) {}
+
   void BeginBackward();
 
   // Counts a collective that has just been issued; before BeginBackward() too.
@@ -37,10 +51,12 @@ class StepTimer {
   // Calls `wait`, which waits for what was tracked and does little else.
   void Waiting(const std::function<void()>& wait);
 
-  // Ends the step; the next begins with the next call of any other method.
-  StepStatistics End();
+  // Ends the step; the next begins with the next call of any other method. What it returns does not
+  // need this object, and a call of it waits for the device.
+  StepReader End();
 
  private:
+  // Of the host, for the CPU.
   using Interval = std::pair<absl::Duration, absl::Duration>;  // (start, end; infinite before it)
 
   // Filled by callbacks, which may come after this object has gone, and after who waited for the
@@ -50,9 +66,13 @@ class StepTimer {
     std::vector<Interval> all;
   };
 
-  absl::Duration backward_begin_;
+  void AddCommunication(absl::Duration now);
+
+  const c10::Device device_;
+  std::optional<device::StreamTime> backward_begin_;
   std::shared_ptr<Intervals> intervals_ = std::make_shared<Intervals>();
   std::vector<Interval> waits_;
+  std::vector<std::pair<device::StreamTime, device::StreamTime>> stream_waits_;  // not for the CPU
   StepStatistics step_;
 };
 

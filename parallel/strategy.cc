@@ -42,6 +42,12 @@ std::vector<at::Tensor> Strategy::parameters() const {
   return tensors;
 }
 
+const StepStatistics& Strategy::last_step() const {
+  if (read_last_step_) last_step_ = read_last_step_();
+  read_last_step_ = nullptr;
+  return last_step_;
+}
+
 std::vector<at::Tensor> Strategy::Gradients() const {
   std::vector<at::Tensor> gradients;
   for (const NamedTensor& parameter : parameters_) {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -32,14 +34,21 @@ struct StateShard {
   bool trainable = false;  // one of named_parameters()
 };
 
-// What a strategy did in its last step: from the first backward that synchronised to its end.
+// What a strategy did in its last step: from the first backward that synchronised to its end. On a
+// GPU times are the device's: the host asks for a backward and has gone on before it begins.
 struct StepStatistics {
-  absl::Duration backward;       // wall time of backward on this rank, waiting included; ddp, fsdp
-  absl::Duration communication;  // time during which a collective of this strategy was under way
-  absl::Duration exposed;        // of that, the time for which this rank waited
-  int64_t collectives = 0;       // of DDP the buckets, and what its header says beside them
+  absl::Duration backward;  // time of backward on this rank, waiting included; ddp, fsdp
+  // Time during which a collective of this strategy was under way; none where only `exposed` is
+  // known: under ddp and fsdp on a GPU.
+  std::optional<absl::Duration> communication = absl::ZeroDuration();
+  // Of that, the time for which this rank waited: on a GPU, its stream of kernels.
+  absl::Duration exposed;
+  int64_t collectives = 0;  // of DDP the buckets, and what its header says beside them
   int64_t payload_bytes = 0;
 };
+
+// Gives them when they are asked for. Only that waits for the device.
+using StepReader = std::function<StepStatistics()>;
 
 // Common face of none, manual, ddp and fsdp, so that one training loop runs under any of them:
 //
@@ -129,7 +138,10 @@ class Strategy {
   // Under FSDP a parameter is on most ranks an empty range.
   virtual std::vector<StateShard> StateShards();
 
-  const StepStatistics& last_step() const { return last_step_; }
+  // On a GPU the first call after a step waits until the device has done it. Training itself never
+  // waits for these figures, so ask where the host waits anyway, as for a loss, or not at every
+  // step.
+  const StepStatistics& last_step() const;
 
  protected:
   // named_parameters() starts as the model's trainable parameters, each once. `comm`: of the ranks
@@ -140,7 +152,7 @@ class Strategy {
   torch::nn::Module& model() { return *model_; }
   bool sync() const { return sync_; }
   void set_parameters(std::vector<NamedTensor> parameters) { parameters_ = std::move(parameters); }
-  void set_last_step(const StepStatistics& step) { last_step_ = step; }
+  void set_last_step(StepReader read) { read_last_step_ = std::move(read); }
 
  private:
   std::vector<at::Tensor> Gradients() const;  // of parameters(), those there are
@@ -150,7 +162,8 @@ class Strategy {
   const int size_;
   std::vector<NamedTensor> parameters_;
   bool sync_ = true;
-  StepStatistics last_step_;
+  mutable StepReader read_last_step_;  // null: last_step_ has it
+  mutable StepStatistics last_step_;
 };
 
 // A communicator of the strategy's own, over the same ranks. Throws StatusError.

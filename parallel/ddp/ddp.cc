@@ -85,7 +85,7 @@ Ddp::Ddp(std::shared_ptr<torch::nn::Module> model, comm::Communicator& comm, Ddp
       std::move(trainable), Parameters(this->model(), ignored_, /*requires_grad=*/false),
       options.broadcast_buffers ? Buffers(this->model(), ignored_) : std::vector<at::Tensor>(),
       std::move(own), options, [this] { return sync(); },
-      [this](const StepStatistics& step) { set_last_step(step); });
+      [this](StepReader read) { set_last_step(std::move(read)); });
 }
 
 Ddp::~Ddp() = default;

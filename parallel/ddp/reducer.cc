@@ -25,8 +25,9 @@ namespace {
 Reducer::Reducer(const std::vector<NamedTensor>& trainable, std::vector<NamedTensor> frozen,
                  std::vector<at::Tensor> buffers, std::unique_ptr<comm::Communicator> comm,
                  const DdpOptions& options, std::function<bool()> sync,
-                 std::function<void(const StepStatistics&)> report)
-    : comm_(std::move(comm), timer_),
+                 std::function<void(StepReader)> report)
+    : timer_(comm->device()),
+      comm_(std::move(comm), timer_),
       bucket_limits_({options.first_bucket_bytes, options.bucket_bytes}),
       find_unused_(options.find_unused_parameters),
       static_graph_(options.static_graph),

@@ -32,7 +32,7 @@ class Reducer {
   Reducer(const std::vector<NamedTensor>& trainable, std::vector<NamedTensor> frozen,
           std::vector<at::Tensor> buffers, std::unique_ptr<comm::Communicator> comm,
           const DdpOptions& options, std::function<bool()> sync,
-          std::function<void(const StepStatistics&)> report);
+          std::function<void(StepReader)> report);
 
   // From now on each backward first learns which ranks take part in it, and with
   // `divide_by_active` averages over these alone. Join undoes it.
@@ -96,7 +96,7 @@ class Reducer {
   const bool static_graph_;
   const std::shared_ptr<CommHook> hook_;
   const std::function<bool()> sync_;
-  const std::function<void(const StepStatistics&)> report_;
+  const std::function<void(StepReader)> report_;
   const std::vector<NamedTensor> frozen_;
   std::vector<Parameter> parameters_;
   std::vector<size_t> order_;  // of parameters in buckets

@@ -109,7 +109,7 @@ Fsdp::Fsdp(std::shared_ptr<torch::nn::Module> model, std::unique_ptr<fsdp::Shard
   }
   sharded_ = std::make_unique<fsdp::ShardedModel>(
       this->model(), std::move(groups), *context_, [this] { return sync(); },
-      [this](const StepStatistics& step) { set_last_step(step); });
+      [this](StepReader read) { set_last_step(std::move(read)); });
   std::unordered_map<std::string, at::Tensor> slices;
   ForEachParameter(*sharded_, [&](const fsdp::FlatGroup& group, size_t i) {
     slices[group.parameter(i).name] = group.slice(i);

@@ -64,6 +64,7 @@ FsdpOptions Checked(FsdpOptions options, comm::Communicator& comm) {
 ShardContext::ShardContext(comm::Communicator& comm, FsdpOptions options)
     : world_(SplitPrivate(comm)),
       options_(Checked(options, *world_)),
+      timer_(world_->device()),
       unsharded_pool_(*world_, trace::MemoryCategory::kUnsharded, options.debug),
       gradient_pool_(*world_, trace::MemoryCategory::kGradients, options.debug) {
   const int rank = comm.rank();

@@ -25,7 +25,7 @@ void CastTo(std::optional<at::ScalarType> dtype, const std::vector<at::Tensor*>&
 
 ShardedModel::ShardedModel(torch::nn::Module& model, std::vector<std::vector<FlatGroup>> groups,
                            ShardContext& context, std::function<bool()> sync,
-                           std::function<void(const StepStatistics&)> report)
+                           std::function<void(StepReader)> report)
     : context_(context), sync_now_(std::move(sync)), report_(std::move(report)) {
   const std::vector<NamedUnit> units = FindUnits(model);
   for (size_t i = 0; i < units.size(); ++i) {

@@ -23,7 +23,7 @@ class ShardedModel : public UnitEvents {
   // begins now reduces gradients. `report` gets what each backward that did took.
   ShardedModel(torch::nn::Module& model, std::vector<std::vector<FlatGroup>> groups,
                ShardContext& context, std::function<bool()> sync,
-               std::function<void(const StepStatistics&)> report);
+               std::function<void(StepReader)> report);
 
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
 
@@ -84,7 +84,7 @@ class ShardedModel : public UnitEvents {
 
   ShardContext& context_;
   const std::function<bool()> sync_now_;
-  const std::function<void(const StepStatistics&)> report_;
+  const std::function<void(StepReader)> report_;
   std::vector<std::unique_ptr<ShardedUnit>> units_;  // the model first
   GatherOrder forward_order_;
   GatherOrder backward_order_;

@@ -5,8 +5,8 @@
 
 #include <utility>
 
+#include "lockstep/tools/device/stream_time.h"
 #include "lockstep/tools/status/status_error.h"
-#include "lockstep/tools/trace/clock.h"
 #include "lockstep/tools/trace/recorder.h"
 
 namespace lockstep::parallel {
@@ -21,7 +21,7 @@ void Manual::FinishBackward() {
   if (!sync()) return;
   at::NoGradGuard no_grad;
   StepStatistics step;
-  const absl::Duration start = trace::SteadyNow();
+  const device::StreamTime begin(comm_->device());
   for (const NamedTensor& parameter : named_parameters()) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(parameter.tensor);
@@ -31,8 +31,11 @@ void Manual::FinishBackward() {
     ++step.collectives;
     step.payload_bytes += static_cast<int64_t>(gradient.nbytes());
   }
-  step.communication = step.exposed = trace::SteadyNow() - start;
-  set_last_step(step);
+  const device::StreamTime end(comm_->device());
+  set_last_step([step, begin, end]() mutable {
+    step.communication = step.exposed = Elapsed(begin, end);
+    return step;
+  });
 }
 
 }  // namespace lockstep::parallel

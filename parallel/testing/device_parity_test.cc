@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/nccl/testing/run_fake_ranks.h"
 #include "lockstep/comm/testing/host_device.h"
 #include "lockstep/parallel/ddp/ddp.h"
 #include "lockstep/parallel/ddp/join.h"
+#include "lockstep/parallel/strategies.h"
+#include "lockstep/parallel/testing/model_cases.h"
+#include "lockstep/tools/status/status_error.h"
 
 namespace lockstep::parallel::testing {
 namespace {
@@ -56,6 +60,32 @@ TEST(DeviceParityTest, JoinOfDdp) {
         },
         comm::nccl::testing::FastOptions(absl::Minutes(2)), comm::testing::HostDevice);
     EXPECT_EQ(weights, std::vector<double>(3, weights[0]));
+  }
+}
+
+// Training does not wait for what last_step() tells; that does, once a step.
+TEST(DeviceParityTest, OnlyLastStepWaitsForTheDevice) {
+  for (const std::string name : {"manual", "ddp", "zero1", "zero2", "fsdp"}) {
+    const ParityCase c = ModelCase("mlp", at::kFloat);
+    const ParityModel model = MakeModel(c);
+    comm::nccl::testing::RunFakeRanks(
+        1,
+        [&](comm::Communicator& world) {
+          model.module->to(world.device());
+          const auto strategy = ValueOrThrow(MakeStrategy(name, model.module, &world));
+          const int before = comm::testing::EventsWaitedFor();
+          Train(c, model, *strategy, /*rank=*/0, /*size=*/1, &world);
+          EXPECT_EQ(comm::testing::EventsWaitedFor(), before) << name;
+          const StepStatistics step = strategy->last_step();
+          const int after = comm::testing::EventsWaitedFor();
+          EXPECT_GT(after, before) << name;
+          EXPECT_GT(step.exposed, absl::ZeroDuration()) << name;
+          EXPECT_EQ(step.communication.has_value(), name == "manual") << name;
+          EXPECT_EQ(step.backward > absl::ZeroDuration(), name != "manual") << name;
+          EXPECT_EQ(strategy->last_step().exposed, step.exposed) << name;
+          EXPECT_EQ(comm::testing::EventsWaitedFor(), after) << name;
+        },
+        comm::nccl::testing::FastOptions(absl::Minutes(2)), comm::testing::HostDevice);
   }
 }
 

@@ -74,7 +74,8 @@
 
   function drawTime(strategies) {
     const names = strategies.map((s) => s.strategy);
-    const parts = [["compute", "computing alone", "#2563a8"], ["hidden", "computing, communication hidden", "#7bb0e3"],
+    const known = strategies.every((s) => s.communication_ms !== null);
+    const parts = [["compute", known ? "computing alone" : "computing", "#2563a8"], ["hidden", "computing, communication hidden", "#7bb0e3"],
       ["exposed", "waiting: communication exposed", "#d9534f"]];
     const traces = parts.map(([key, name, color]) => ({
       type: "bar", orientation: "h", name, y: names, x: strategies.map((s) => s.split_ms[key]), marker: { color },
@@ -92,7 +93,8 @@
         ...strategies.map((s) => label(s, s.split_ms.compute + s.split_ms.hidden + s.split_ms.exposed,
           `${digits(s.step_ms)} ms, ${digits(s.samples_per_s)} samples/s`)),
         ...strategies.map((s) => label(s, s.split_ms.hidden + s.split_ms.exposed,
-          s.communication_ms > 0 ? `${digits(s.communication_ms)} ms` : "none", { xref: "x2", yref: "y2" })),
+          s.communication_ms === null ? `${digits(s.split_ms.exposed)} ms exposed` :
+            s.communication_ms > 0 ? `${digits(s.communication_ms)} ms` : "none", { xref: "x2", yref: "y2" })),
       ],
     });
   }

@@ -21,12 +21,15 @@ class Page(html.parser.HTMLParser):
         self.rows = {}  # strategy -> the numbers of its row, as they are shown and as they are
         self.plots = {}  # id -> marks drawn
         self.loads = []
-        self.words = []
+        self.words = []  # shown
+        self._code = False
         self._row = self._plot = self._value = None
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
+        if tag in ("script", "style"):
+            self._code = True
         if tag == "html":
             self.state = attrs.get("data-state")
         if tag == "tr":
@@ -43,11 +46,14 @@ class Page(html.parser.HTMLParser):
                 self.loads.append(attrs[name])
 
     def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self._code = False
         if tag == "section":
             self._plot = None
 
     def handle_data(self, data):
-        self.words.append(data)
+        if not self._code:
+            self.words.append(data)
         if self._value is not None:
             self._row.append((data, self._value))
             self._value = None
@@ -75,10 +81,35 @@ class PageTest(unittest.TestCase):
         url = "file://" + cls.folder.replace(" ", "%20") + "/report.html"
         dom, cls.log = browse("--dump-dom", url)
         cls.page = Page(dom)
+        cls.unknown, cls.unknown_log = cls.browse_without_communication()
         outputs = os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR")
         if outputs:
             browse(f"--screenshot={outputs}/report.png", url)
             shutil.copy(os.path.join(cls.folder, "report.html"), outputs)
+
+    @classmethod
+    def browse_without_communication(cls):
+        """The same page where nobody knows how long communication was under way, as on a GPU."""
+        report = json.loads(json.dumps(cls.report))
+        for s in report["strategies"]:
+            if s["strategy"] in ("ddp", "fsdp"):
+                s["communication_ms"] = s["split_ms"]["hidden"] = None
+        with open(os.path.join(cls.folder, "report.html")) as f:
+            before, rest = f.read().split('id="data">', 1)
+        path = os.path.join(os.environ["TEST_TMPDIR"], "unknown.html")
+        with open(path, "w") as f:
+            f.write(before + 'id="data">' + json.dumps(report) + rest[rest.index("</script>"):])
+        dom, log = browse("--dump-dom", "file://" + path)
+        return Page(dom), log
+
+    def test_is_drawn_where_communication_is_unknown(self):
+        self.assertEqual(self.unknown.state, "ready", self.unknown_log)
+        self.assertEqual(re.findall(r".*CONSOLE.*", self.unknown_log), [])
+        words = " ".join(self.unknown.words)
+        self.assertEqual(len(re.findall(r"[\d.]+ ms exposed", words)), 2, words)
+        self.assertNotIn("is hidden behind computing", words)
+        self.assertIn("is hidden behind computing", " ".join(self.page.words))
+        self.assertNotIn("NaN", words)
 
     def test_is_drawn_without_an_error(self):
         self.assertEqual(self.bench.returncode, 0, self.bench.stderr)

@@ -108,8 +108,9 @@ absl::Status Train(comm::Communicator& world) {
         loss.backward();
         optimizer.step();
 
-        // STEP 4: how much of the communication went on behind backward?
-        communicated += ddp.last_step().communication;
+        // STEP 4: how much of the communication went on behind backward? A GPU tells only how long
+        // it waited.
+        communicated += ddp.last_step().communication.value_or(absl::ZeroDuration());
         waited += ddp.last_step().exposed;
 
         loss_sum += loss.item<double>();
@@ -132,13 +133,18 @@ absl::Status Train(comm::Communicator& world) {
     // STEP 5: the test images are shared out, too. The loss is that of rank 0's share.
     const Evaluation test = ValueOrThrow(Evaluate(model, test_set, world));
     board.Test(steps_made, test.loss, test.accuracy);
+    const std::string hidden =
+        ddp.last_step().communication
+            ? absl::StrFormat("%.0f",
+                              100 * (1 - absl::FDivDuration(
+                                             waited, std::max(communicated, absl::Nanoseconds(1)))))
+            : "-";
     Print(world,
           "epoch %d: loss %.4f, test loss %.4f, test accuracy %.2f %%, %d steps in %.1f s, "
-          "%.2f s of them waiting for gradients; %d all-reduces a step, %.0f %% hidden; weights "
+          "%.2f s of them waiting for gradients; %d all-reduces a step, %s %% hidden; weights "
           "differ by %.3g %%\n",
           epoch, loss_sum / std::max<int64_t>(step, 1), test.loss, test.accuracy, step, seconds,
-          absl::ToDoubleSeconds(waited), ddp.last_step().collectives,
-          100 * (1 - absl::FDivDuration(waited, std::max(communicated, absl::Nanoseconds(1)))),
+          absl::ToDoubleSeconds(waited), ddp.last_step().collectives, hidden,
           Drift(ddp.parameters(), world));
     step = 0;
     loss_sum = 0;

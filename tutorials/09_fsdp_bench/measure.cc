@@ -20,7 +20,7 @@
 #include "lockstep/parallel/optim/fused_adamw.h"
 #include "lockstep/parallel/strategies.h"
 #include "lockstep/parallel/trace_units.h"
-#include "lockstep/tools/device/stream_mark.h"
+#include "lockstep/tools/device/stream_time.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tools/trace/clock.h"
 #include "lockstep/tools/trace/memory_track.h"
@@ -154,9 +154,9 @@ class Trainer {
   // One step on the next batch; returns its loss.
   at::Tensor Step() {
     const data::Batch& batch = Next();
-    const absl::Duration start = trace::SteadyNow();
-    phases_.clear();
-    started_ = start;
+    started_ = trace::SteadyNow();
+    const device::StreamTime begin(comm_.device());
+    phase_ends_.clear();
     optimizer_->zero_grad();
     at::Tensor loss;
     {
@@ -169,14 +169,13 @@ class Trainer {
     strategy_->FinishBackward();
     EndPhase("averaging");
     optimizer_->step();
-    device::StreamMark done;
-    done.Record(comm_.device());
-    done.Wait();
     EndPhase("optimizer");
+    WaitForPhases(begin);
     times_.push_back(phases_.back().end);
     const parallel::StepStatistics& step = strategy_->last_step();
     backward_.push_back(std::max(step.backward - step.exposed, absl::ZeroDuration()));
-    communication_.push_back(step.communication);
+    communication_.push_back(step.communication.value_or(absl::ZeroDuration()));
+    knows_communication_ = step.communication.has_value();
     exposed_.push_back(step.exposed);
     return loss.detach().to(at::kDouble);
   }
@@ -232,7 +231,8 @@ class Trainer {
     result.size = size_;
     result.step = Median(measured(times_));
     result.backward = Median(measured(backward_));
-    result.communication = Median(measured(communication_));
+    result.communication.reset();
+    if (knows_communication_) result.communication = Median(measured(communication_));
     result.exposed = Median(measured(exposed_));
     const trace::MemorySnapshot memory = trace::GetMemory();
     result.peak = memory.peak_by_category;
@@ -265,10 +265,19 @@ class Trainer {
     return *batch;
   }
 
-  // What there was since the phase before, or since the step began.
+  // What there was since the phase before, or since the step began. Does not wait for a GPU.
   void EndPhase(const std::string& name) {
-    const absl::Duration begin = phases_.empty() ? absl::ZeroDuration() : phases_.back().end;
-    phases_.push_back({name, begin, trace::SteadyNow() - started_});
+    phase_ends_.emplace_back(name, device::StreamTime(comm_.device()));
+  }
+
+  // The step that began at `begin` is done on the device, too.
+  void WaitForPhases(const device::StreamTime& begin) {
+    phases_.clear();
+    absl::Duration last;
+    for (const auto& [name, time] : phase_ends_) {
+      const absl::Duration end = Elapsed(begin, time);
+      phases_.push_back({name, std::exchange(last, end), end});
+    }
   }
 
   const std::shared_ptr<comm::TrafficCounters> counters_ =
@@ -283,8 +292,10 @@ class Trainer {
   std::vector<parallel::GradHook> mark_gradients_;
   std::optional<parallel::optim::FusedAdamW> optimizer_;
   std::vector<absl::Duration> times_, backward_, communication_, exposed_;
+  bool knows_communication_ = true;
   size_t measured_from_ = 0;
   absl::Duration started_;  // the last step
+  std::vector<std::pair<std::string, device::StreamTime>> phase_ends_;
   std::vector<StepTimeline::Phase> phases_;
   std::vector<parallel::HookHandle> trace_units_;
 };
@@ -337,7 +348,8 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
   result.peak_make_up = OfLargest(world, result.peak_make_up);
   result.step = Maximum(world, result.step);
   result.backward = Maximum(world, result.backward);
-  result.communication = Maximum(world, result.communication);
+  if (result.communication)
+    result.communication = Maximum(world, *result.communication);  // ranks alike
   result.exposed = Maximum(world, result.exposed);
   result.samples_per_second =
       static_cast<double>(job.batch * world.size()) / absl::ToDoubleSeconds(result.step);

@@ -37,7 +37,7 @@ struct ModelSize {
   int64_t element_bytes = 4;
 };
 
-// The last step of rank 0. Times are since the step's start.
+// The last step of rank 0. Times are since the step's start, and on a GPU the GPU's.
 struct StepTimeline {
   struct Phase {
     std::string name;
@@ -56,7 +56,7 @@ struct Measurement {
   std::vector<double> losses;  // of each step, over the global batch
   absl::Duration step;         // median, warm-up apart; so are the next three
   absl::Duration backward;     // without waiting; ddp and fsdp measure it
-  absl::Duration communication;
+  std::optional<absl::Duration> communication = absl::ZeroDuration();  // none: only `exposed` known
   absl::Duration exposed;  // communication that nothing hid
   double samples_per_second = 0;
   trace::MemoryBytes peak{};  // by category

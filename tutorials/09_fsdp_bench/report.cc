@@ -68,15 +68,16 @@ std::string TableOf(const Job& job, const std::vector<Measurement>& measurements
                "params\nMiB", "grads\nMiB", "optim.\nMiB", "activ.\nMiB", "kept\nMiB", "peak\nMiB",
                "sent\nMiB/step", "coll.\n/step", "loss"});
   for (const Measurement& m : measurements) {
+    const absl::Duration communication = m.communication.value_or(absl::ZeroDuration());
     const double hidden =
-        m.communication > absl::ZeroDuration()
-            ? std::max(0.0, 100 * (1 - absl::FDivDuration(m.exposed, m.communication)))
+        communication > absl::ZeroDuration()
+            ? std::max(0.0, 100 * (1 - absl::FDivDuration(m.exposed, communication)))
             : 0;
-    const bool talks = m.collectives > 0;
+    const bool known = m.collectives > 0 && m.communication;
     table.AddRow({m.strategy, InMilliseconds(m.step),
                   m.backward > absl::ZeroDuration() ? InMilliseconds(m.backward) : "-",
-                  talks ? InMilliseconds(m.communication) : "-",
-                  talks ? absl::StrFormat("%.0f", hidden) : "-",
+                  known ? InMilliseconds(communication) : "-",
+                  known ? absl::StrFormat("%.0f", hidden) : "-",
                   absl::StrFormat("%.0f", m.samples_per_second),
                   InMebibytes(Peak(m, MemoryCategory::kParameters)),
                   InMebibytes(Peak(m, MemoryCategory::kGradients)),
@@ -185,9 +186,16 @@ nlohmann::json JsonOf(const StepTimeline& timeline) {
 }
 
 // A step's time: computing alone, computing while communicating, waiting. The three medians are of
-// ranks and steps of their own, so that noise may take one past the whole.
+// ranks and steps of their own, so that noise may take one past the whole. Where it is not known
+// how long communication was under way, the first has the second in it.
 nlohmann::json SplitOf(const Measurement& m) {
-  const absl::Duration communication = std::min(m.communication, m.step);
+  if (!m.communication) {
+    const absl::Duration exposed = std::min(m.exposed, m.step);
+    return {{"compute", absl::ToDoubleMilliseconds(m.step - exposed)},
+            {"hidden", nullptr},
+            {"exposed", absl::ToDoubleMilliseconds(exposed)}};
+  }
+  const absl::Duration communication = std::min(*m.communication, m.step);
   const absl::Duration exposed = std::min(m.exposed, communication);
   return {{"compute", absl::ToDoubleMilliseconds(m.step - communication)},
           {"hidden", absl::ToDoubleMilliseconds(communication - exposed)},
@@ -205,7 +213,9 @@ nlohmann::json JsonOf(const Job& job, const std::vector<Measurement>& measuremen
         {"ranks", m.ranks},
         {"step_ms", absl::ToDoubleMilliseconds(m.step)},
         {"backward_ms", absl::ToDoubleMilliseconds(m.backward)},
-        {"communication_ms", absl::ToDoubleMilliseconds(m.communication)},
+        {"communication_ms", m.communication
+                                 ? nlohmann::json(absl::ToDoubleMilliseconds(*m.communication))
+                                 : nlohmann::json()},
         {"exposed_ms", absl::ToDoubleMilliseconds(m.exposed)},
         {"split_ms", SplitOf(m)},
         {"samples_per_s", m.samples_per_second},

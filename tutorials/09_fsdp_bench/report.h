@@ -19,7 +19,8 @@ std::string SummaryOf(const std::vector<Measurement>& measurements);
 // is not.
 double LossDifference(const std::vector<Measurement>& measurements);
 
-// Everything measured, as JSON, whole or not at all. Unavailable: the file cannot be written.
+// Everything measured, as JSON, whole or not at all; null for what is not known. Unavailable: the
+// file cannot be written.
 absl::Status WriteJson(const std::string& path, const Job& job,
                        const std::vector<Measurement>& measurements);
 

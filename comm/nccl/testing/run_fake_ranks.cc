@@ -21,6 +21,11 @@ Options FastOptions(absl::Duration deadline) {
 void RunFakeRanks(int size, const std::function<void(Communicator&)>& body, const Options& options,
                   const std::function<at::Device(int rank)>& device_of) {
   FakeFabric fabric(size, device_of);
+  RunFakeRanksOn(fabric, size, body, options);
+}
+
+void RunFakeRanksOn(FakeFabric& fabric, int size, const std::function<void(Communicator&)>& body,
+                    const Options& options) {
   const auto store = Store::InProcess();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {

@@ -19,6 +19,10 @@ void RunFakeRanks(int size, const std::function<void(Communicator&)>& body,
                   const Options& options = FastOptions(absl::Minutes(2)),
                   const std::function<at::Device(int rank)>& device_of = OnCpu);
 
+// The same on ranks of `fabric`, which the test has made, and of which it may make streams.
+void RunFakeRanksOn(FakeFabric& fabric, int size, const std::function<void(Communicator&)>& body,
+                    const Options& options = FastOptions(absl::Minutes(2)));
+
 // The end of a test on `fabric`, whose communicators are destroyed: waits until all threads have
 // ended, and reports what is left.
 void ExpectNothingLeft(const FakeFabric& fabric);
