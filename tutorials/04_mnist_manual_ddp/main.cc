@@ -23,6 +23,7 @@
 #include "lockstep/models/classifier.h"
 #include "lockstep/parallel/manual/manual.h"
 #include "lockstep/parallel/optim/fused_adamw.h"
+#include "lockstep/tools/device/stream_time.h"
 #include "lockstep/tools/status/status_error.h"
 #include "lockstep/tutorials/common/check_loss.h"
 #include "lockstep/tutorials/common/checkpoint_flags.h"
@@ -107,12 +108,13 @@ absl::Status Train(comm::Communicator& world) {
 
         // STEP 4: every gradient becomes its average over the ranks, one after the other, and
         // nobody computes meanwhile. Equal gradients change equal weights equally.
-        const absl::Time backward_end = absl::Now();
+        const device::StreamTime backward_end(world.device());
         for (const at::Tensor& parameter : manual.parameters()) {
           ThrowIfError(world.AllReduce(parameter.mutable_grad(), comm::ReduceOp::kAverage).Wait());
         }
-        waited += absl::Now() - backward_end;
+        const device::StreamTime averaged(world.device());
         optimizer.step();
+        waited += Elapsed(backward_end, averaged);  // on a GPU: of the GPU, which is behind
 
         loss_sum += loss.item<double>();
         StartupDone("first step", &world);
