@@ -231,8 +231,8 @@ class Trainer {
     result.size = size_;
     result.step = Median(measured(times_));
     result.backward = Median(measured(backward_));
-    result.communication.reset();
-    if (knows_communication_) result.communication = Median(measured(communication_));
+    result.communication =
+        knows_communication_ ? std::optional(Median(measured(communication_))) : std::nullopt;
     result.exposed = Median(measured(exposed_));
     const trace::MemorySnapshot memory = trace::GetMemory();
     result.peak = memory.peak_by_category;
@@ -348,8 +348,9 @@ Measurement Measure(const Job& job, const std::string& strategy, comm::Communica
   result.peak_make_up = OfLargest(world, result.peak_make_up);
   result.step = Maximum(world, result.step);
   result.backward = Maximum(world, result.backward);
-  if (result.communication)
-    result.communication = Maximum(world, *result.communication);  // ranks alike
+  if (result.communication) {  // ranks alike
+    result.communication = Maximum(world, *result.communication);
+  }
   result.exposed = Maximum(world, result.exposed);
   result.samples_per_second =
       static_cast<double>(job.batch * world.size()) / absl::ToDoubleSeconds(result.step);

@@ -189,16 +189,12 @@ nlohmann::json JsonOf(const StepTimeline& timeline) {
 // ranks and steps of their own, so that noise may take one past the whole. Where it is not known
 // how long communication was under way, the first has the second in it.
 nlohmann::json SplitOf(const Measurement& m) {
-  if (!m.communication) {
-    const absl::Duration exposed = std::min(m.exposed, m.step);
-    return {{"compute", absl::ToDoubleMilliseconds(m.step - exposed)},
-            {"hidden", nullptr},
-            {"exposed", absl::ToDoubleMilliseconds(exposed)}};
-  }
-  const absl::Duration communication = std::min(*m.communication, m.step);
+  const absl::Duration communication = std::min(m.communication.value_or(m.exposed), m.step);
   const absl::Duration exposed = std::min(m.exposed, communication);
   return {{"compute", absl::ToDoubleMilliseconds(m.step - communication)},
-          {"hidden", absl::ToDoubleMilliseconds(communication - exposed)},
+          {"hidden", m.communication
+                         ? nlohmann::json(absl::ToDoubleMilliseconds(communication - exposed))
+                         : nlohmann::json()},
           {"exposed", absl::ToDoubleMilliseconds(exposed)}};
 }
 
